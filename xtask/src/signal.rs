@@ -29,6 +29,14 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
+/// Runs work that restores an earlier state, also if a signal has asked the process to end; a second signal interrupts it.
+pub fn clean_up<T>(work: impl FnOnce() -> T) -> T {
+    let stopped = STOPPED.swap(false, Ordering::Relaxed);
+    let done = work();
+    STOPPED.fetch_or(stopped, Ordering::Relaxed);
+    done
+}
+
 /// Sleeps for `time`; returns an error as soon as a signal asks the process to end.
 pub fn pause(time: Duration) -> Result<()> {
     wait_for("a pause", time + Duration::from_secs(1), {
@@ -49,5 +57,19 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Result<
             bail!("waited {} s for {what}", limit.as_secs());
         }
         sleep(Duration::from_millis(30));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clean_up_waits_after_a_signal_and_the_signal_stays() {
+        STOPPED.store(true, Ordering::Relaxed);
+        let interrupted = pause(Duration::ZERO);
+        let cleaned = clean_up(|| pause(Duration::ZERO));
+        let stopped = STOPPED.swap(false, Ordering::Relaxed);
+        assert!(interrupted.is_err() && cleaned.is_ok() && stopped);
     }
 }

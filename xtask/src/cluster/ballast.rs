@@ -40,23 +40,34 @@ struct Image {
 impl Given {
     /// Returns the program and, if this proxy needs it, the image; builds what was not given.
     pub fn complete(&self, workspace: &Workspace, proxy: Proxy) -> Result<Ballast> {
-        let image = self.image(workspace, proxy)?;
-        let built = image.as_ref().and_then(|image| image.program.clone());
-        let program = match (&self.ballast, built) {
-            (Some(file), _) => there(file)?,
-            (None, Some(program)) => program,
-            (None, None) => {
+        let (program, image) = self.replacement(workspace, proxy)?;
+        let program = match program {
+            Some(program) => program,
+            None => {
                 let args = build::Args::default();
                 build::bpf(workspace, &args)?;
                 build::agent(workspace, &args)?
             }
         };
-        Ok(Ballast { program, image: image.map(|image| image.archive) })
+        Ok(Ballast { program, image })
     }
 
-    /// Returns the archive of the image if this proxy needs one.
-    pub fn archive(&self, workspace: &Workspace, proxy: Proxy) -> Result<Option<PathBuf>> {
-        Ok(self.image(workspace, proxy)?.map(|image| image.archive))
+    /// Returns what replaces the files of a cluster that has a program: the given program or that of a new image, and the image
+    /// if this proxy needs one.
+    pub fn replacement(
+        &self,
+        workspace: &Workspace,
+        proxy: Proxy,
+    ) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+        let image = self.image(workspace, proxy)?;
+        let (archive, built) = image.map_or((None, None), |image| (Some(image.archive), image.program));
+        let program = self.ballast.as_deref().map(there).transpose()?.or(built);
+        Ok((program, archive))
+    }
+
+    /// Whether a file or a build was asked for.
+    pub fn is_given(&self) -> bool {
+        self.ballast.is_some() || self.image.is_some() || self.release
     }
 
     fn image(&self, workspace: &Workspace, proxy: Proxy) -> Result<Option<Image>> {

@@ -16,21 +16,17 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// The programs, in the order of their start.
 pub const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// Starts the control plane, and waits until the API server serves.
+/// Starts the programs of the control plane that do not run, and waits until the API server serves.
 pub fn start(workdir: &Workdir) -> Result<()> {
-    for program in &PROGRAMS[..2] {
-        start_one(workdir, program)?;
-    }
+    let control = workdir.control();
+    let start = |programs: &[&str]| {
+        let mut ended = programs.iter().filter(|program| !control.is_running(program));
+        ended.try_for_each(|program| start_at(workdir, program, program, CONTROL_V4))
+    };
+    start(&PROGRAMS[..2])?;
+    // The others end if they find no API server for some seconds.
     await_api(workdir)?;
-    for program in &PROGRAMS[2..] {
-        start_one(workdir, program)?;
-    }
-    Ok(())
-}
-
-/// Starts one of the programs.
-pub fn start_one(workdir: &Workdir, program: &str) -> Result<()> {
-    start_at(workdir, program, program, CONTROL_V4)
+    start(&PROGRAMS[2..])
 }
 
 /// Starts a program with the name of its log and record, at an address.
@@ -61,7 +57,7 @@ pub fn start_second(workdir: &Workdir) -> Result<()> {
 }
 
 /// Waits until the API server serves.
-pub fn await_api(workdir: &Workdir) -> Result<()> {
+fn await_api(workdir: &Workdir) -> Result<()> {
     let control = workdir.control();
     let log = control.log("kube-apiserver");
     wait_for(&format!("the API server; its log is {}", log.display()), PATIENCE, || {

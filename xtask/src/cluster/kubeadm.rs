@@ -37,10 +37,14 @@ pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     let kubeadm = kubeadm.first().context("kubeadm was not built")?;
     let ballast = given.complete(&workspace, Proxy::Ballast)?;
     workdir.make()?;
+    super::or_leave(workdir, || assemble(&workspace, workdir, kubeadm, &ballast))
+}
+
+fn assemble(workspace: &Workspace, workdir: &Workdir, kubeadm: &Path, ballast: &Ballast) -> Result<()> {
     workdir.write(workdir::SETTINGS, "")?;
     workdir.write(PROXY, &Proxy::None.to_string())?;
-    Cni::Bridge.prepare(&workspace, workdir)?;
-    let images = programs(&workspace, workdir, kubeadm, &ballast)?;
+    Cni::Bridge.prepare(workspace, workdir)?;
+    let images = programs(workspace, workdir, kubeadm, ballast)?;
     start_machines(workdir)?;
     each(&NODES, |on| {
         node::start_containerd(workdir, on)?;
@@ -49,10 +53,10 @@ pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
         start_kubelet(&workdir.node(on))
     })?;
     let begun = Instant::now();
-    init(&workspace, workdir)?;
+    init(workspace, workdir)?;
     configure_dns(workdir)?;
     log::line(format_args!("    kubeadm init: {}", log::seconds(begun.elapsed())));
-    install(&workspace, workdir)?;
+    install(workspace, workdir)?;
     join(workdir)?;
     look(workdir)?;
     log::line(format_args!("    from kubeadm init on: {}", log::seconds(begun.elapsed())));

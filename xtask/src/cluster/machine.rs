@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::plan::{CONTROL, Node};
 use super::workdir::{Workdir, remove_tree};
@@ -124,8 +124,7 @@ impl Machine {
         for signal in [signal, libc::SIGKILL] {
             let Some(pid) = self.process(program) else { break };
             kill(pid.cast_signed(), signal);
-            let ended = || Ok((!self.is_running(program)).then_some(()));
-            if wait_for(&format!("{program} to end"), PATIENCE, ended).is_ok() {
+            if has_ended(PATIENCE, || !self.is_running(program)) {
                 break;
             }
         }
@@ -194,9 +193,10 @@ impl Workdir {
         for (machine, _) in &running {
             machine.kill();
         }
-        let all_ended = || Ok(running.iter().all(|(_, pid)| start_of(*pid).is_none()).then_some(()));
-        let ended = wait_ended(all_ended);
-        let mut failures: Vec<_> = ended.err().into_iter().collect();
+        let mut failures = Vec::new();
+        if !has_ended(ENDING, || running.iter().all(|(_, pid)| start_of(*pid).is_none())) {
+            failures.push(anyhow!("the cluster's machines do not end"));
+        }
         for cgroup in self.cgroups()? {
             failures.extend(remove_tree(&cgroup).err());
         }
@@ -208,16 +208,17 @@ impl Workdir {
     }
 }
 
-/// Waits until all machines have ended, even after Ctrl-C, which must not interrupt the removal of the cluster.
-fn wait_ended(mut ended: impl FnMut() -> Result<Option<()>>) -> Result<()> {
+/// Waits until processes have ended; returns whether they have. Ctrl-C does not interrupt this: what was stopped has to be
+/// started again or removed.
+fn has_ended(limit: Duration, ended: impl Fn() -> bool) -> bool {
     let start = std::time::Instant::now();
-    while ended()?.is_none() {
-        if start.elapsed() > ENDING {
-            bail!("the cluster's machines do not end");
+    while !ended() {
+        if start.elapsed() > limit {
+            return false;
         }
         std::thread::sleep(Duration::from_millis(30));
     }
-    Ok(())
+    true
 }
 
 /// A process, identified by its PID and start time because PIDs are reused.

@@ -32,7 +32,7 @@ pub use cni::Cni;
 use cni::current_cni;
 pub use control::{apply, apply_text, kubectl};
 pub use deployed::logs as agent_logs;
-use parts::{batch, link_programs, prepare};
+use parts::{batch, copy_ballast, link_programs, prepare};
 use plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, Node, SECOND_V4, each};
 pub use proxy::Proxy;
 use proxy::{PROXY, current_proxy};
@@ -50,7 +50,9 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Action::Up(wanted) => {
             signal::catch();
-            status(&up_or_leave(wanted)?)
+            let (workdir, ballast) = begin(wanted)?;
+            or_leave(&workdir, || assemble(&workdir, wanted, &ballast))?;
+            status(&workdir)
         }
         Action::Down(which) => down(&Workdir::of(&which.name)?),
         Action::Status(which) => status(&there(which)?),
@@ -85,7 +87,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-fn there(which: &Which) -> Result<Workdir> {
+/// Returns the place of a cluster; an error if there is no such cluster.
+pub fn there(which: &Which) -> Result<Workdir> {
     let workdir = Workdir::of(&which.name)?;
     if !workdir.exists() {
         bail!("no cluster `{}` is running: create it with `cargo xtask test cluster up`", which.name);
@@ -93,15 +96,14 @@ fn there(which: &Which) -> Result<Workdir> {
     Ok(workdir)
 }
 
-/// Creates a cluster. An incomplete cluster is kept for a look at its logs, unless Ctrl-C was the reason.
-fn up_or_leave(wanted: &Up) -> Result<Workdir> {
-    up(wanted).inspect_err(|_| {
-        let Ok(workdir) = Workdir::of(&wanted.which.name) else { return };
+/// Finishes a new cluster. An incomplete cluster is kept for a look at its logs, unless Ctrl-C was the reason.
+fn or_leave<T>(workdir: &Workdir, finish: impl FnOnce() -> Result<T>) -> Result<T> {
+    finish().inspect_err(|_| {
         if signal::check().is_err() {
-            if let Err(error) = down(&workdir) {
+            if let Err(error) = down(workdir) {
                 log::line(format_args!("warning: {error:#}"));
             }
-        } else if workdir.exists() {
+        } else {
             log::line(format_args!(
                 "the cluster is left as it is, with its logs in {}; `cargo xtask test cluster down --name {}` removes it",
                 workdir.logs().display(),
@@ -113,22 +115,27 @@ fn up_or_leave(wanted: &Up) -> Result<Workdir> {
 
 /// Creates a cluster. After a failure the incomplete cluster stays: the caller reads its logs and calls [`down`].
 pub fn up(wanted: &Up) -> Result<Workdir> {
+    let (workdir, ballast) = begin(wanted)?;
+    assemble(&workdir, wanted, &ballast)?;
+    Ok(workdir)
+}
+
+/// Builds what a cluster needs, and makes its place.
+fn begin(wanted: &Up) -> Result<(Workdir, Ballast)> {
     let workspace = Workspace::find()?;
     let workdir = Workdir::of(&wanted.which.name)?;
     prepare(&workspace)?;
     let ballast = wanted.given.complete(&workspace, wanted.proxy)?;
-    let start = Instant::now();
     workdir.make()?;
-    assemble(&workspace, &workdir, wanted, &ballast)?;
-    log::line(format_args!("    the cluster took {}", log::seconds(start.elapsed())));
-    Ok(workdir)
+    Ok((workdir, ballast))
 }
 
-fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Ballast) -> Result<()> {
+fn assemble(workdir: &Workdir, wanted: &Up, ballast: &Ballast) -> Result<()> {
+    let (workspace, start) = (Workspace::find()?, Instant::now());
     log::step(format_args!("make {} nodes, in {}", wanted.nodes, workdir.dir().display()));
     workdir.write(workdir::SETTINGS, &wanted.settings.join("\n"))?;
-    link_programs(workspace, workdir, &ballast.program)?;
-    wanted.cni.prepare(workspace, workdir)?;
+    link_programs(&workspace, workdir, &ballast.program)?;
+    wanted.cni.prepare(&workspace, workdir)?;
     keys(workdir, wanted.nodes)?;
     let archive = image::make(workdir)?;
     let control = workdir.control();
@@ -161,10 +168,12 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     log::step(format_args!("CNI plugin: {}", wanted.cni));
     wanted.cni.start(workdir)?;
     log::step(format_args!("proxy: {}", wanted.proxy));
-    wanted.proxy.start(workspace, workdir, ballast.image.as_deref())?;
+    wanted.proxy.start(&workspace, workdir, ballast.image.as_deref())?;
     workdir.write(PROXY, &wanted.proxy.to_string())?;
     apply_text(workdir, &control::dns())?;
-    await_ready(workdir, wanted)
+    await_ready(workdir, wanted)?;
+    log::line(format_args!("    the cluster took {}", log::seconds(start.elapsed())));
+    Ok(())
 }
 
 /// Creates the keys, the tokens and the kubeconfig files.
@@ -216,15 +225,20 @@ pub fn down(workdir: &Workdir) -> Result<()> {
     Ok(())
 }
 
-/// Stops the current proxy and starts another.
+/// Stops the current proxy and starts another, or the same one with the given files.
 pub fn change_proxy(workdir: &Workdir, proxy: Proxy, given: &Given) -> Result<()> {
     let old = current_proxy(workdir)?;
-    if old == proxy {
+    if old == proxy && !given.is_given() {
         return Ok(());
     }
     let workspace = Workspace::find()?;
-    let image = given.archive(&workspace, proxy)?;
+    let (program, image) = given.replacement(&workspace, proxy)?;
     old.stop(&workspace, workdir)?;
+    // If the start fails, the cluster has no proxy.
+    workdir.write(PROXY, &Proxy::None.to_string())?;
+    if let Some(program) = program {
+        copy_ballast(workdir, &program)?;
+    }
     proxy.start(&workspace, workdir, image.as_deref())?;
     workdir.write(PROXY, &proxy.to_string())?;
     log::line(format_args!("proxy: {proxy}, before: {old}"));

@@ -31,15 +31,24 @@ pub(super) fn batch(process: u32, lines: &str) -> Result<()> {
     ip.read_with_input(lines).map(|_| ()).with_context(|| lines.to_owned())
 }
 
+/// Copies the agent for the cluster's machines: a build during the cluster's life must not replace the program that created the
+/// maps.
+pub(super) fn copy_ballast(workdir: &Workdir, ballast: &Path) -> Result<()> {
+    let (file, unfinished) =
+        (workdir.programs().join("ballast"), workdir.programs().join("ballast.unfinished"));
+    // A rename also replaces a program that still runs.
+    std::fs::copy(ballast, &unfinished)
+        .and_then(|_| std::fs::rename(&unfinished, file))
+        .with_context(|| format!("cannot copy {}", ballast.display()))
+}
+
 /// Links the programs of the cluster's machines into its directory.
 pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &Path) -> Result<()> {
     let link = |name: &str, file: &Path| {
         std::os::unix::fs::symlink(file, workdir.programs().join(name))
             .with_context(|| format!("cannot link {name}"))
     };
-    // Use a copy: a build during the cluster's life must not replace the program that created the maps.
-    std::fs::copy(ballast, workdir.programs().join("ballast"))
-        .with_context(|| format!("cannot copy {}", ballast.display()))?;
+    copy_ballast(workdir, ballast)?;
     let server = apiserver::build(workspace)?;
     link("etcd", &server.etcd)?;
     link("kube-apiserver", &server.kube_apiserver)?;

@@ -43,17 +43,19 @@ pub struct Args {
 /// Restarts the pods, and prints how many connections failed.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let mut rows = Vec::new();
-    for &proxy in &args.proxies {
+    let done = args.proxies.iter().try_for_each(|&proxy| -> Result<()> {
         change_proxy(workdir, proxy, &args.given)?;
         log::step(format_args!("{PODS} pods without probes roll, {} times; proxy: {proxy}", args.rounds));
         // This command does nothing to agents, so it does not matter how they run.
         let testbed = Testbed::make_for(workdir, Agents::Host)?;
-        let counts = rolled(&testbed, args.rounds)?;
-        testbed.clear()?;
+        let mut counts = Vec::new();
+        let rolled = rolled(&testbed, args.rounds, &mut counts);
         rows.push((proxy, counts));
-    }
+        rolled.and(testbed.clear())
+    });
     let table = table(&rows);
     write!(std::io::stdout(), "{table}").context("cannot write the results")?;
+    done?;
     if args.page {
         let mut command = "cargo xtask test cluster rolling --page".to_owned();
         if args.rounds != ROUNDS {
@@ -73,7 +75,16 @@ const ABOUT: &str = "Six pods without readiness probes and without a pause befor
 restart`, while a process of a node, a pod, and a client outside by a node port make new connections; one proxy after the other on the \
 same cluster.";
 
-fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
+/// Restarts the pods, and adds the counts of each rollout.
+fn rolled(testbed: &Testbed<'_>, rounds: u32, counts: &mut Vec<Count>) -> Result<()> {
+    let workdir = testbed.workdir;
+    let name = format!("deployment/{NAME}");
+    let done = roll(testbed, &name, rounds, counts);
+    kubectl(workdir, &["delete", "--ignore-not-found", &name, &format!("service/{NAME}")]).read()?;
+    done
+}
+
+fn roll(testbed: &Testbed<'_>, name: &str, rounds: u32, counts: &mut Vec<Count>) -> Result<()> {
     let workdir = testbed.workdir;
     let objects = include_str!("../../../tools/cluster/bare.yaml")
         .replace("AGNHOST", AGNHOST)
@@ -81,18 +92,16 @@ fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
         .replace("NODE_PORT", &NODE_PORT.to_string())
         .replace("PODS", &PODS.to_string());
     apply_text(workdir, &objects)?;
-    let name = format!("deployment/{NAME}");
-    let status = ["rollout", "status", &name, "--timeout=180s"];
+    let status = ["rollout", "status", name, "--timeout=180s"];
     kubectl(workdir, &status).read()?;
     let url = format!("http://{ADDRESS}/hostname");
     signal::wait_for("the Service", super::testbed::SOON, || {
         Ok(workdir.node(Node(1)).command(&["curl", "-sf", "-m", "1", &url]).try_read())
     })?;
-    let mut counts = Vec::new();
     for _ in 0..rounds {
         signal::check()?;
         let (tally, done) = Testbed::run_clients_during(clients(testbed)?, || {
-            kubectl(workdir, &["rollout", "restart", &name]).read()?;
+            kubectl(workdir, &["rollout", "restart", name]).read()?;
             kubectl(workdir, &status).read()?;
             signal::pause(super::table::AROUND * 5)
         })?;
@@ -100,8 +109,7 @@ fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
         counts.push(tally.total());
         shown(&tally);
     }
-    kubectl(workdir, &["delete", &name, &format!("service/{NAME}")]).read()?;
-    Ok(counts)
+    Ok(())
 }
 
 fn shown(tally: &Tally) {

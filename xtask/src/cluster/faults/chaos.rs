@@ -2,7 +2,6 @@
 //! `ballast explain` had predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
@@ -68,26 +67,29 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let (mut random, start) = (Random(seed), Instant::now());
     let testbed = Testbed::make(workdir)?;
     let mut lines = Vec::new();
-    while start.elapsed() < Duration::from_secs(60 * args.minutes) {
-        signal::check()?;
-        let fault = FAULTS.get(random.below(FAULTS.len())).context("no fault")?;
-        let nodes = testbed.nodes();
-        let on = *nodes.get(random.below(nodes.len())).context("no node")?;
-        let kit = Kit { node: on, pods: 1 + random.below(8) as u8, ..Kit::default() };
-        let mut predicted = predict(&testbed)?;
-        let mut line = super::under_traffic(&testbed, fault, &kit)?;
-        for (who, pods) in predict(&testbed)? {
-            predicted.entry(who).or_default().extend(pods);
+    let mut all = || -> Result<()> {
+        while start.elapsed() < Duration::from_secs(60 * args.minutes) {
+            signal::check()?;
+            let fault = FAULTS.get(random.below(FAULTS.len())).context("no fault")?;
+            let nodes = testbed.nodes();
+            let on = *nodes.get(random.below(nodes.len())).context("no node")?;
+            let kit = Kit { node: on, pods: 1 + random.below(8) as u8, ..Kit::default() };
+            let mut predicted = predict(&testbed)?;
+            let mut line = super::under_traffic(&testbed, fault, &kit)?;
+            for (who, pods) in predict(&testbed)? {
+                predicted.entry(who).or_default().extend(pods);
+            }
+            if line.outcome.is_ok()
+                && let Some(tally) = &line.tally
+            {
+                line.outcome = compare(&predicted, tally);
+            }
+            lines.push(line);
         }
-        if line.outcome.is_ok()
-            && let Some(tally) = &line.tally
-        {
-            line.outcome = compare(&predicted, tally);
-        }
-        lines.push(line);
-    }
-    testbed.clear()?;
-    write!(std::io::stdout(), "{}", table::markdown(&lines)).context("cannot write the results")?;
+        Ok(())
+    };
+    let done = all();
+    super::finish(&testbed, done, &lines)?;
     if args.page {
         let command =
             format!("cargo xtask test cluster chaos --minutes {} --seed {seed} --page", args.minutes);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::testbed::{self, Testbed};
@@ -28,30 +28,32 @@ pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration, then: &[u8]) -> Re
     let deployment = format!("deployment/{}", testbed::NAME);
     let pods = (testbed::PODS + 2).to_string();
     kubectl(testbed.workdir, &["scale", &deployment, &format!("--replicas={pods}")]).read()?;
+    let went_on = without_api(testbed, away);
+    let restored = signal::clean_up(|| control::start(testbed.workdir));
+    went_on.and(restored)?;
+    ensure!(agents::processes(testbed.workdir)? == before, "an agent was started again meanwhile");
+    then.iter().try_for_each(|pods| testbed.scale(*pods))?;
+    rolling::await_equal(testbed)
+}
+
+/// Stops the API server, and checks for a while that every agent goes on.
+fn without_api(testbed: &Testbed<'_>, away: Duration) -> Result<()> {
     let machine = testbed.workdir.control();
     // SIGKILL, because they take long to end otherwise. A controller manager that continued alone would consider every node gone.
     for program in ["kube-controller-manager", "kube-apiserver"] {
         machine.stop(program, libc::SIGKILL)?;
     }
     let start = Instant::now();
-    let mut result = Ok(());
-    while start.elapsed() < away && result.is_ok() {
+    while start.elapsed() < away {
         signal::check()?;
         for node in testbed.nodes() {
             let livez = ["curl", "-sf", "http://127.0.0.1:10256/livez"];
-            if !testbed.workdir.node(node).command(&livez).succeeds() {
-                result = Err(anyhow!("/livez of {node} fails without an API server"));
-            }
+            let lives = testbed.workdir.node(node).command(&livez).succeeds();
+            ensure!(lives, "/livez of {node} fails without an API server");
         }
         sleep(Duration::from_secs(2));
     }
-    control::start_one(testbed.workdir, "kube-apiserver")?;
-    control::await_api(testbed.workdir)?;
-    control::start_one(testbed.workdir, "kube-controller-manager")?;
-    result?;
-    ensure!(agents::processes(testbed.workdir)? == before, "an agent was started again meanwhile");
-    then.iter().try_for_each(|pods| testbed.scale(*pods))?;
-    rolling::await_equal(testbed)
+    Ok(())
 }
 
 /// Restores etcd from a snapshot taken before pods and a Service were created: resource versions are used again, for other
@@ -61,6 +63,11 @@ pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     let data = workdir.control().dir().join("lib/etcd");
     let snapshot = workdir.dir().join("etcd-snapshot");
     let before = agents::processes(workdir)?;
+    // What an interrupted run has left: `cp` would copy into an existing folder.
+    if snapshot.exists() {
+        fs::remove_dir_all(&snapshot).context("cannot remove an old snapshot")?;
+    }
+    kubectl(workdir, &["delete", "service", LATER, "--ignore-not-found"]).read()?;
     replace_store(workdir, || copy(&data, &snapshot))?;
     let mut later = super::objects::served(LATER, 1, None)?;
     later.remove(0);
@@ -99,8 +106,9 @@ fn replace_store(workdir: &Workdir, change: impl FnOnce() -> Result<()>) -> Resu
     for program in control::PROGRAMS.iter().rev() {
         machine.stop(program, if *program == "etcd" { libc::SIGTERM } else { libc::SIGKILL })?;
     }
-    change()?;
-    control::start(workdir)
+    let changed = change();
+    let restored = signal::clean_up(|| control::start(workdir));
+    changed.and(restored)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
@@ -129,7 +137,7 @@ pub(super) fn out_of_memory(testbed: &Testbed<'_>) -> Result<()> {
             kubectl(workdir, &["get", "pods", "-n", deployed::SPACE, "-l", label, "-o", path]).read()?;
         Ok(told.contains("OOMKilled").then_some(()))
     });
-    signal::pause(Duration::from_secs(10))?;
+    let killed = killed.and_then(|()| signal::pause(Duration::from_secs(10)));
     deployed::upgrade(&workspace, workdir, &[])?;
     killed
 }

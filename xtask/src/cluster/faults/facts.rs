@@ -52,8 +52,8 @@ fn local_is_local(testbed: &Testbed<'_>, one: Node, other: Node) -> Result<()> {
     if let Some(service) = objects.get_mut(1) {
         service["spec"]["internalTrafficPolicy"] = json!("Local");
     }
-    apply(testbed.workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
     let done = (|| {
+        apply(testbed.workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
         kubectl(testbed.workdir, &["rollout", "status", &format!("deployment/{LOCAL}"), "--timeout=60s"])
             .read()?;
         let address =
@@ -67,7 +67,13 @@ fn local_is_local(testbed: &Testbed<'_>, one: Node, other: Node) -> Result<()> {
     })();
     kubectl(
         testbed.workdir,
-        &["delete", &format!("deployment/{LOCAL}"), &format!("service/{LOCAL}"), "--wait=false"],
+        &[
+            "delete",
+            &format!("deployment/{LOCAL}"),
+            &format!("service/{LOCAL}"),
+            "--wait=false",
+            "--ignore-not-found",
+        ],
     )
     .read()?;
     done
@@ -85,11 +91,12 @@ pub(super) fn all_pods_are_served(testbed: &Testbed<'_>) -> Result<()> {
         running(testbed, "before")
     };
     let done = made();
-    proxy.start(&workspace, workdir, None)?;
-    done?;
-    make(testbed, "after")?;
+    let started = signal::clean_up(|| proxy.start(&workspace, workdir, None));
     let all = ["wait", "--for=jsonpath={.status.phase}=Succeeded", "pods", "-l", LABEL, "--timeout=90s"];
-    let served = kubectl(workdir, &all).read().map(|_| ());
+    let served = done.and(started).and_then(|()| make(testbed, "after")).and_then(|()| {
+        kubectl(workdir, &all).read()?;
+        Ok(())
+    });
     kubectl(workdir, &["delete", "pods", "-l", LABEL, "--grace-period=1"]).read()?;
     served
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
 use std::ops::AddAssign;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
@@ -187,7 +188,8 @@ impl LoadGenerator {
             .args(["test", "cluster", "knock"])
             .args(targets.iter().map(Target::to_string))
             .into_std();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // Ctrl-C on a terminal goes to its whole process group: the client has to stay, and print its results.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         Ok(Self { name, child: command.spawn().context("cannot start a client")? })
     }
 

@@ -128,24 +128,25 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let testbed = Testbed::make(workdir)?;
     let kit = Kit { away: Duration::from_secs(args.away), ..Kit::default() };
     let mut lines = Vec::new();
-    for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
-        lines.push(under_traffic(&testbed, case, &kit)?);
-        signal::check()?;
-    }
-    // Connections may fail during these changes, so they are not counted.
-    for external_changes in
-        external_changes::DAMAGES.iter().filter(|external_changes| is_wanted(external_changes.what))
-    {
-        lines.push(at_rest(external_changes.what, || external_changes.inject_and_check(&testbed)));
-        signal::check()?;
-    }
-    for (what, fact) in FACTS.into_iter().filter(|(what, _)| is_wanted(what)) {
-        lines.push(at_rest(what, || fact(&testbed)));
-        signal::check()?;
-    }
+    let mut all = || -> Result<()> {
+        for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
+            lines.push(under_traffic(&testbed, case, &kit)?);
+            signal::check()?;
+        }
+        // Connections may fail during these changes, so they are not counted.
+        for damage in external_changes::DAMAGES.iter().filter(|damage| is_wanted(damage.what)) {
+            lines.push(at_rest(damage.what, || damage.inject_and_check(&testbed)));
+            signal::check()?;
+        }
+        for (what, fact) in FACTS.into_iter().filter(|(what, _)| is_wanted(what)) {
+            lines.push(at_rest(what, || fact(&testbed)));
+            signal::check()?;
+        }
+        Ok(())
+    };
+    let done = all();
+    finish(&testbed, done, &lines)?;
     ensure!(!lines.is_empty(), "no case has these words");
-    testbed.clear()?;
-    write!(std::io::stdout(), "{}", table::markdown(&lines)).context("cannot write the results")?;
     if args.page {
         let proxy = testbed.agents.proxy();
         let mut title =
@@ -159,6 +160,15 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         page::write(&part, &title, &commands, &table::markdown(&lines))?;
     }
     table::require_good(&lines)
+}
+
+/// Removes the testbed and prints the table, also of a run that has ended early.
+fn finish(testbed: &Testbed<'_>, done: Result<()>, lines: &[Line]) -> Result<()> {
+    let cleared = testbed.clear();
+    if !lines.is_empty() {
+        write!(std::io::stdout(), "{}", table::markdown(lines)).context("cannot write the results")?;
+    }
+    done.and(cleared)
 }
 
 fn under_traffic(testbed: &Testbed<'_>, case: &Case, kit: &Kit) -> Result<Line> {

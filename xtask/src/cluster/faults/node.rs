@@ -55,7 +55,6 @@ pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
         return Err(Unsupported("no memory controller of cgroup v1 at /sys/fs/cgroup/memory".into()).into());
     }
     machine.stop("ballast", libc::SIGKILL)?;
-    on(workdir, node, &format!("mkdir -p {GROUP} && echo {LITTLE} > {GROUP}/memory.limit_in_bytes"))?;
     let join = format!("echo $$ > {GROUP}/cgroup.procs; exec \"$@\"");
     let kills = || -> Result<u32> {
         let told = on(workdir, node, &format!("grep -w oom_kill {GROUP}/memory.oom_control"))?;
@@ -63,16 +62,26 @@ pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
     };
     let user = workdir.kubeconfig("proxy").display().to_string();
     let name = node.to_string();
-    for round in 1..=3 {
-        signal::check()?;
-        let agent = ["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name];
-        machine.run("ballast", &[&["sh", "-c", &join, "sh"][..], &agent].concat())?;
-        signal::wait_for(&format!("the kernel to kill the agent of {node}"), testbed::SOON, || {
-            Ok((kills()? >= round && !machine.is_running("ballast")).then_some(()))
-        })?;
-    }
-    Proxy::BallastHost.start_on(workdir, node)?;
-    on(workdir, node, &format!("rmdir {GROUP}")).map(|_| ())
+    let starved = || -> Result<()> {
+        on(workdir, node, &format!("mkdir -p {GROUP} && echo {LITTLE} > {GROUP}/memory.limit_in_bytes"))?;
+        for round in 1..=3 {
+            signal::check()?;
+            let agent = ["ballast", "run", "--kubeconfig", &user, "--hostname-override", &name];
+            machine.run("ballast", &[&["sh", "-c", &join, "sh"][..], &agent].concat())?;
+            signal::wait_for(&format!("the kernel to kill the agent of {node}"), testbed::SOON, || {
+                Ok((kills()? >= round && !machine.is_running("ballast")).then_some(()))
+            })?;
+        }
+        Ok(())
+    };
+    let starved = starved();
+    let restored = signal::clean_up(|| {
+        // It runs if the kernel has not killed it.
+        machine.stop("ballast", libc::SIGKILL)?;
+        Proxy::BallastHost.start_on(workdir, node)?;
+        on(workdir, node, &format!("rmdir {GROUP}"))
+    });
+    starved.and(restored.map(|_| ()))
 }
 
 /// Creates more Services than a map has room for: the existing ones continue to work, and the agent reports the problem.
@@ -101,9 +110,11 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
             })
         })
         .collect();
-    apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
-    let told = signal::wait_for("`ballast status` to report it", testbed::SOON, || {
-        Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
+    let applied = apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }));
+    let told = applied.and_then(|()| {
+        signal::wait_for("`ballast status` to report it", testbed::SOON, || {
+            Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
+        })
     });
     // The endpoints of the existing Services can still change.
     let changed = told.and_then(|()| testbed.scale(testbed::PODS + 1));

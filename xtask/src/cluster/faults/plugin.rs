@@ -121,8 +121,8 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
     monitored(testbed, monitor)?;
 
     let workspace = Workspace::find()?;
-    deployed::upgrade(&workspace, testbed.workdir, &["--set", "page=services"])?;
-    let shown = page(testbed, plugin(&["ui", "--port", "0"]));
+    let shown = deployed::upgrade(&workspace, testbed.workdir, &["--set", "page=services"])
+        .and_then(|()| page(testbed, plugin(&["ui", "--port", "0"])));
     deployed::upgrade(&workspace, testbed.workdir, &[])?;
     shown
 }

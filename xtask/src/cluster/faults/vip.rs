@@ -8,7 +8,7 @@ use super::table::Kit;
 use super::testbed::SOON;
 use super::testbed::Testbed;
 use crate::cluster::plan::{CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
-use crate::cluster::{Workdir, control, deployed, each, workdir};
+use crate::cluster::{Workdir, control, deployed, each, kubectl, workdir};
 use crate::signal;
 use crate::workspace::Workspace;
 
@@ -25,18 +25,18 @@ pub(super) fn goes_on(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         std::fs::write(folder.join("control-plane.yaml"), manifest()).context("cannot write a manifest")?;
     }
-    control::start_second(workdir)?;
     let before = workdir.settings();
-    configure(testbed, true)?;
-    let done = with_both(testbed, kit);
-    if !workdir.control().is_running("kube-apiserver") {
-        control::start_one(workdir, "kube-apiserver")?;
-        control::await_api(workdir)?;
-    }
-    workdir.write(workdir::SETTINGS, &before.join("\n"))?;
-    configure(testbed, false)?;
-    workdir.control().stop(control::SECOND, libc::SIGKILL)?;
-    done
+    let done = control::start_second(workdir)
+        .and_then(|()| configure(testbed, true))
+        .and_then(|()| with_both(testbed, kit));
+    let restored = signal::clean_up(|| {
+        control::start(workdir)?;
+        kubectl(workdir, &["delete", "service", NEWER, "--ignore-not-found"]).read()?;
+        workdir.write(workdir::SETTINGS, &before.join("\n"))?;
+        configure(testbed, false)?;
+        workdir.control().stop(control::SECOND, libc::SIGKILL)
+    });
+    done.and(restored)
 }
 
 fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
