@@ -22,7 +22,7 @@ use crate::model::net::IpFamily;
 use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
 use crate::plan::maglev::Member;
 use crate::plan::{
-    Access, BackendAddress, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan,
+    Access, BackendAddress, BackendFacts, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan,
     ServicePortName,
 };
 use crate::store::FilterBit as Bit;
@@ -128,25 +128,27 @@ impl Services {
         }
     }
 
-    /// Returns the health checks, with no local endpoints in a family of which the maps have no frontend.
+    /// Returns the health checks, with no local endpoints in a family in which the maps do not serve the Service.
     pub(super) fn health_checks(&self, applied: &Applied) -> Arc<BTreeMap<ServiceName, HealthCheck>> {
         let mut checks = Arc::clone(&self.health_checks);
-        for (name, check) in &*self.health_checks {
-            let plan = self.desired.get(name);
-            let is_served = |family: IpFamily| {
-                let ports = plan.into_iter().flat_map(|plan| plan.ports.keys());
-                let mut ids =
-                    ports.filter(|port| port.family == family).filter_map(|port| applied.ports.get(port));
-                ids.any(|id| applied.frontends_of(id).next().is_some())
-            };
-            for (family, _) in
-                check.local.iter().filter(|(family, local)| **local > 0 && !is_served(**family))
-            {
-                let check = Arc::make_mut(&mut checks).get_mut(name);
-                check.and_then(|check| check.local.get_mut(family)).into_iter().for_each(|local| *local = 0);
-            }
+        let families = self.health_checks.iter().flat_map(|(name, check)| {
+            check.local.iter().filter(|(_, local)| **local > 0).map(move |(family, _)| (name, *family))
+        });
+        for (name, family) in families.filter(|(name, family)| !self.is_served(name, *family, applied)) {
+            let check = Arc::make_mut(&mut checks).get_mut(name);
+            check.and_then(|check| check.local.get_mut(&family)).into_iter().for_each(|local| *local = 0);
         }
         checks
+    }
+
+    /// Whether the maps have frontends of a port of this Service, and each one for clients outside has endpoints.
+    fn is_served(&self, name: &ServiceName, family: IpFamily, applied: &Applied) -> bool {
+        let ports = self.desired.get(name).into_iter().flat_map(|plan| plan.ports.keys());
+        let mut ids = ports.filter(|port| port.family == family).filter_map(|port| applied.ports.get(port));
+        let has_endpoints = |key: &FrontendKey| {
+            key.scope != SCOPE_EXTERNAL || applied.services.get(key).is_some_and(|entry| entry.slot_count > 0)
+        };
+        ids.any(|id| applied.frontends.has(id) && applied.frontends_of(id).all(has_endpoints))
     }
 
     /// Returns the owners whose failures are retried now: those whose pause is over, or all if space was `freed`.
@@ -357,7 +359,7 @@ impl Services {
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
         let limit = self.limit(port);
         let most = limit.map_or(usize::MAX, |limit| limit.endpoints(plan.backends.len()));
-        for (at, facts) in plan.backends.iter().take(most) {
+        for (at, facts) in by_need(plan).take(most) {
             let is_new = applied.endpoints.get(&(id, *at)).is_none();
             let is_allowed = !is_new || reserve.allows(applied, &capacity, Resource::Backends, port, 1);
             let acquired = if is_allowed {
@@ -371,7 +373,7 @@ impl Services {
                     let known = applied.backends.get(backend).filter(|_| self.keeps_tunnels && !facts.local);
                     let planned = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
                     let tunnel = known.map(|row| tunnel_of(row.flags)).or(planned);
-                    rows.push((backend, backend_row(id, port, at, *facts, tunnel.unwrap_or(0))));
+                    rows.push((backend, backend_row(id, port, at, facts, tunnel.unwrap_or(0))));
                 }
                 // Endpoints that have an id are served; the problem stays until all endpoints have one.
                 Err(exhausted) => {
@@ -482,6 +484,21 @@ fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
         let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
         scopes.into_iter().map(|scope| (scope, port.family))
     })
+}
+
+/// Returns the endpoints of a port in the order in which they get ids if there are too few: the first ones of each list of a
+/// frontend, then the second ones, and at the end those that no frontend uses.
+fn by_need(plan: &PortPlan) -> impl Iterator<Item = (&BackendAddress, BackendFacts)> {
+    let (mut local, mut cluster) = (0, 0);
+    let rank = |(at, facts): (_, &BackendFacts)| {
+        local += usize::from(facts.in_local);
+        cluster += usize::from(facts.in_cluster);
+        let ranks = [facts.in_local.then_some(local), facts.in_cluster.then_some(cluster)];
+        (ranks.into_iter().flatten().min().unwrap_or(usize::MAX), at, *facts)
+    };
+    let mut all: Vec<_> = plan.backends.iter().map(rank).collect();
+    all.sort_by_key(|(rank, ..)| *rank);
+    all.into_iter().map(|(_, at, facts)| (at, facts))
 }
 
 /// Returns the name of a port's Service.

@@ -8,10 +8,10 @@ use super::{Fixture, ROOMY};
 use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName, TrafficPolicy};
 use crate::plan::{
-    Access, Frontend, FrontendKind, FrontendPlan, HealthCheck, Scope, ServicePlan, ServicePortName,
+    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, Scope, ServicePlan, ServicePortName,
 };
 use crate::store::{Capacity, Faults, FrontendKey};
-use crate::testing::generator::{Change, frontend, name, service};
+use crate::testing::generator::{Change, backend, frontend, name, service};
 
 fn problem(fixture: &Fixture) -> Problem {
     let problems = fixture.reconciler.problems();
@@ -224,6 +224,51 @@ fn health_check_without_entries_counts_no_endpoint() {
     fixture.change([checked("b", 2, 6)]);
     assert_eq!(fixture.reconciler.failing(), 1);
     assert_eq!(local(&fixture, "b"), Some(1), "its earlier entries still serve");
+}
+
+/// Adds frontends of a load balancer: clients outside may use the endpoints in `local`, and clients inside those in `cluster`.
+fn with_lists((name, mut plan): Change, local: &[u8], cluster: &[u8]) -> Change {
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        let list = |of: &[u8]| of.iter().map(|last| backend(*last)).collect::<Vec<_>>();
+        let facts = |at: &_| BackendFacts {
+            in_local: list(local).contains(at),
+            in_cluster: list(cluster).contains(at),
+            ..BackendFacts::default()
+        };
+        port.backends = port.backends.keys().map(|at| (*at, facts(at))).collect();
+        let what = FrontendPlan::new(FrontendKind::LoadBalancer);
+        let inside = FrontendPlan { scoped: true, slots: Some(list(cluster).into()), ..what.clone() };
+        let outside = FrontendPlan { policy: TrafficPolicy::Local, slots: Some(list(local).into()), ..what };
+        let external = Frontend { scope: Scope::External, ..frontend(200) };
+        port.frontends.insert(frontend(200), inside);
+        port.frontends.insert(external, outside);
+    }
+    (name, plan)
+}
+
+#[test]
+fn each_frontend_has_an_endpoint_if_there_are_too_few_ids() {
+    // 14 of 16 ids are planned.
+    let mut fixture = Fixture::new(Capacity { backends: 17, ..ROOMY });
+    fixture.trust_nothing();
+    let local = |fixture: &Fixture| fixture.reconciler.health_checks()[&name("a")].local[&IpFamily::V4];
+    let counts = |fixture: &Fixture| {
+        let services = fixture.contents().services.iter().filter(|(key, _)| key.addr == frontend(200).address);
+        services.map(|(_, entry)| entry.slot_count).collect::<Vec<_>>()
+    };
+    let all: Vec<u8> = (1..=20).collect();
+    fixture.change([with_lists(checked("a", 1, 20), &[20], &all)]);
+    assert_eq!((counts(&fixture), local(&fixture)), (vec![14, 1], 1), "policy Local");
+    fixture.change([with_lists(checked("a", 1, 20), &all[..17], &[18, 19])]);
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert_eq!(counts(&fixture), [2, 12], "hints");
+    // Another Service had all ids first.
+    fixture.change([service("b", 2, 30..46), (name("a"), None)]);
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    fixture.change([with_lists(checked("a", 1, 20), &[20], &all)]);
+    assert_eq!((counts(&fixture), local(&fixture)), (vec![0, 0], 0), "no endpoint serves clients outside");
 }
 
 /// Returns the change of a Service with its Service in this namespace.
