@@ -274,25 +274,25 @@ impl<S: Store> Reconciler<S> {
     /// namespace decides alone, however many Services it has, and neither does a port that is programmed without all that
     /// it asks for.
     pub fn failing_families(&self) -> BTreeSet<IpFamily> {
-        if self.node.retry().is_some() {
+        if self.is_node_failing() {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
         }
         self.services.failing_families()
     }
 
-    /// Returns the Services with a failing port; `None` if entries of the node itself fail, on which any Service may
-    /// depend.
-    pub fn failing_services(&self) -> Option<BTreeSet<ServiceName>> {
-        let name = |owner: &Owner| match owner {
-            Owner::Port(ServicePortName { namespace, name, .. }) => {
-                Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
-            }
-            // Only the removal of entries that are no longer needed has failed.
-            Owner::NoPort => None,
-        };
-        let refused = self.services.shares.refused().cloned();
-        let failing = self.services.failures.keys().filter_map(name).chain(refused);
-        self.node.retry().is_none().then(|| failing.collect())
+    /// Whether entries of the node itself fail, on which any Service may depend.
+    pub fn is_node_failing(&self) -> bool {
+        self.node.retry().is_some()
+    }
+
+    /// Whether a port of this Service is not programmed as desired, or the node itself fails.
+    pub fn is_failing(&self, name: &ServiceName) -> bool {
+        self.is_node_failing() || self.services.is_failing(name)
+    }
+
+    /// Returns the Services with a port that may have begun or ceased to fail since the last call.
+    pub fn take_fates(&mut self) -> BTreeSet<ServiceName> {
+        std::mem::take(&mut self.services.fates)
     }
 
     /// Returns the number of frontends of a Service, without those that other Services have.
@@ -302,7 +302,7 @@ impl<S: Store> Reconciler<S> {
 
     /// Returns the number of Service ports that are not programmed as desired.
     pub fn failing(&self) -> usize {
-        self.services.failures.len() + self.services.refused_ports().count()
+        self.services.failing()
     }
 
     /// Whether a flow is encapsulated, as far as is known: if flows cannot be read, there may be one.

@@ -1,6 +1,5 @@
 //! Service ports: their desired state, and the phases that write it into the maps.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +17,7 @@ use super::entries::{SlotMember, backend_row, frontend_key, frontend_of, needs_t
 use super::job::{DesiredPort, Effect, Failure, Job, Owner, Steps, SyncError, Touched};
 use super::shares::{Limit, Resource, Shares};
 use super::writer::Writer;
-use crate::model::net::IpFamily;
+use crate::model::net::{IpFamily, Protocol};
 use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
 use crate::plan::maglev::Member;
 use crate::plan::{
@@ -38,10 +37,12 @@ pub(super) struct Services {
     pub(super) failures: BTreeMap<Owner, Failure>,
     /// Problems may have changed since they were listed.
     has_new_problems: bool,
+    /// The Services that may have begun or ceased to fail since they were listed.
+    pub(super) fates: BTreeSet<ServiceName>,
     /// The addresses of other nodes are needed and not listed yet: endpoints keep the numbers that an earlier agent wrote.
     pub(super) keeps_tunnels: bool,
-    /// Number of ports of each family and namespace that has some.
-    pub(super) ports: BTreeMap<(IpFamily, Name), usize>,
+    /// The ports of each family and namespace that has some. Those of refused Services count as failed.
+    pub(super) ports: BTreeMap<(IpFamily, Name), Share>,
     /// Number of ports whose policy Local has no endpoint on this node, by the scope of the clients and by family.
     pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
     /// Snapshots of the status share this map, so it is changed only if it differs.
@@ -92,18 +93,15 @@ impl Services {
                 dirty.insert(port.clone());
             }
         }
-        let of_plan = |port: &ServicePortName| (port.family, port.namespace.clone());
-        for key in plan.iter().flat_map(|plan| plan.ports.keys()).map(of_plan) {
-            *self.ports.entry(key).or_default() += 1;
-        }
-        for key in old.iter().flat_map(|old| old.ports.keys()).map(of_plan) {
-            if let Entry::Occupied(mut count) = self.ports.entry(key) {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
-            }
-        }
+        let is_refused = usize::from(self.shares.is_refused(&name));
+        count_ports(&mut self.ports, plan.as_ref(), |share| {
+            share.all += 1;
+            share.failed += is_refused;
+        });
+        count_ports(&mut self.ports, old.as_deref(), |share| {
+            share.all -= 1;
+            share.failed -= is_refused;
+        });
         for key in old.iter().flat_map(|old| no_local(old)) {
             self.no_local.entry(key).and_modify(|count| *count -= 1);
         }
@@ -165,27 +163,23 @@ impl Services {
     /// Returns the families that are not programmed. Objects that do not fit count if they are most ports of most
     /// namespaces; and what the kernel refuses, in each family.
     pub(super) fn failing_families(&self) -> BTreeSet<IpFamily> {
-        let effect = |(owner, failure): (&Owner, &Failure)| Some((owner.port()?.clone(), failure.effect));
-        let mut failed: BTreeMap<ServicePortName, Effect> = self.failures.iter().filter_map(effect).collect();
-        failed.retain(|_, effect| *effect != Effect::Degraded);
-        failed.extend(self.refused_ports().map(|port| (port.clone(), Effect::Object)));
-        if failed.is_empty() {
+        if self.failing() == 0 {
             return BTreeSet::new();
         }
         let mut all: BTreeMap<&Name, Share> = BTreeMap::new();
         let mut by_kernel: BTreeMap<IpFamily, BTreeMap<&Name, Share>> = BTreeMap::new();
-        for ((family, namespace), ports) in &self.ports {
-            all.entry(namespace).or_default().all += ports;
-            by_kernel.entry(*family).or_default().entry(namespace).or_default().all += ports;
+        for ((family, namespace), share) in &self.ports {
+            let sum = all.entry(namespace).or_default();
+            (sum.failed, sum.all) = (sum.failed + share.failed, sum.all + share.all);
+            by_kernel.entry(*family).or_default().insert(namespace, Share { failed: 0, all: share.all });
         }
-        let is_planned = |port: &ServicePortName| {
-            port_of(self.desired.get(&service_of(port)).map(|plan| &**plan), port).is_some()
-        };
-        for (port, effect) in failed.iter().filter(|(port, _)| is_planned(port)) {
+        let failures = self.failures.iter().filter(|(_, failure)| failure.effect != Effect::Degraded);
+        let ports = failures.filter_map(|(owner, failure)| Some((owner.port()?, failure.effect)));
+        for (port, effect) in ports.filter(|(port, _)| self.port_plan(port).is_some()) {
             all.entry(&port.namespace).or_default().failed += 1;
             let of_family = by_kernel.entry(port.family).or_default();
             let share = of_family.entry(&port.namespace).or_default();
-            share.failed += usize::from(*effect == Effect::Node);
+            share.failed += usize::from(effect == Effect::Node);
         }
         let does_not_fit = is_most_of_most(&all);
         by_kernel.retain(|_, namespaces| does_not_fit || is_most_of_most(namespaces));
@@ -194,10 +188,16 @@ impl Services {
 
     /// Decides which Services fit into the tables; adds the ports that may have to change to `dirty`.
     pub(super) fn update_shares(&mut self, capacity: &Capacity, dirty: &mut BTreeSet<ServicePortName>) {
-        let changed = self.shares.update(capacity);
-        self.has_new_problems |= !changed.is_empty();
-        let plans = changed.iter().filter_map(|name| self.desired.get(name));
-        dirty.extend(plans.flat_map(|plan| plan.ports.keys().cloned()));
+        for (name, was_refused) in self.shares.update(capacity) {
+            let plan = self.desired.get(&name).map(|plan| &**plan);
+            let is_refused = self.shares.is_refused(&name);
+            count_ports(&mut self.ports, plan, |share| {
+                share.failed = share.failed + usize::from(is_refused) - usize::from(was_refused);
+            });
+            dirty.extend(plan.into_iter().flat_map(|plan| plan.ports.keys().cloned()));
+            self.has_new_problems = true;
+            self.fates.insert(name);
+        }
     }
 
     /// Returns the limits of the port's Service, if it does not fit into the tables.
@@ -210,16 +210,28 @@ impl Services {
         self.limit(port).is_some()
     }
 
-    /// Returns the ports of the Services that are not programmed, because they do not fit.
-    pub(super) fn refused_ports(&self) -> impl Iterator<Item = &ServicePortName> {
-        let plans = self.shares.refused().filter_map(|name| self.desired.get(name));
-        plans.flat_map(|plan| plan.ports.keys())
+    /// Returns the number of ports that are not programmed as desired.
+    pub(super) fn failing(&self) -> usize {
+        self.failures.len() + self.ports.values().map(|share| share.failed).sum::<usize>()
+    }
+
+    /// Whether a port of this Service is not programmed as desired.
+    pub(super) fn is_failing(&self, name: &ServiceName) -> bool {
+        let first = Owner::Port(ServicePortName {
+            namespace: name.namespace.clone(),
+            name: name.name.clone(),
+            port: Name::default(),
+            protocol: Protocol::Tcp,
+            family: IpFamily::V4,
+        });
+        let next = self.failures.range(first..).next().and_then(|(owner, _)| owner.port());
+        self.shares.is_refused(name) || next.is_some_and(|port| service_of(port) == *name)
     }
 
     /// Returns the plan of a port, if its Service fits.
     pub(super) fn port_plan(&self, port: &ServicePortName) -> Option<&PortPlan> {
         let plan = self.desired.get(&service_of(port)).map(|plan| &**plan);
-        port_of(plan, port).filter(|_| !self.limit(port).is_some_and(Limit::is_refused))
+        port_of(plan, port).filter(|_| !self.shares.is_refused(&service_of(port)))
     }
 
     /// Returns the number of frontends of a Service, without those that other Services have.
@@ -423,7 +435,10 @@ impl Services {
             }
             writer.applied.ranges.retire(job.range_set, now, writer.number);
             let before = self.failures.remove(&job.owner);
-            self.has_new_problems |= before.is_some() || job.cause.is_some();
+            if before.is_some() || job.cause.is_some() {
+                self.has_new_problems = true;
+                self.fates.extend(job.port().map(service_of));
+            }
             if let Some(cause) = &job.cause {
                 writer.note_unused_bits(job.wanted.as_ref(), now);
                 let problem = cause.problem(&job.owner);
@@ -438,7 +453,7 @@ impl Services {
     /// fit.
     fn holder(&self, key: &FrontendKey) -> Option<&ServicePortName> {
         let port = frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))?;
-        (!self.limit(port).is_some_and(Limit::is_refused)).then_some(port)
+        (!self.shares.is_refused(&service_of(port))).then_some(port)
     }
 
     /// Returns the Service port to which a key in the maps should belong.
@@ -450,10 +465,10 @@ impl Services {
 }
 
 /// How many of all have failed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    failed: usize,
-    all: usize,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) failed: usize,
+    pub(super) all: usize,
 }
 
 impl Share {
@@ -472,6 +487,22 @@ fn is_most_of_most(namespaces: &BTreeMap<&Name, Share>) -> bool {
     let mut failed = Share::default();
     namespaces.values().for_each(|share| failed.add(share.is_most()));
     failed.is_most()
+}
+
+/// Changes the share of each port of a plan.
+fn count_ports(
+    shares: &mut BTreeMap<(IpFamily, Name), Share>,
+    plan: Option<&ServicePlan>,
+    change: impl Fn(&mut Share),
+) {
+    for port in plan.into_iter().flat_map(|plan| plan.ports.keys()) {
+        let key = (port.family, port.namespace.clone());
+        let share = shares.entry(key.clone()).or_default();
+        change(share);
+        if share.all == 0 {
+            shares.remove(&key);
+        }
+    }
 }
 
 /// Returns the ports of a plan that do not serve clients because policy Local has no endpoint here: the scope of these clients, and

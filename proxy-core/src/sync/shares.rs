@@ -197,8 +197,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Whether the Service may have no entry in the maps.
-    pub(super) fn is_refused(&self) -> bool {
+    fn is_refused(&self) -> bool {
         self.refused.is_some()
     }
 
@@ -243,8 +242,10 @@ pub(super) struct Shares {
     /// The needs of each namespace that needs anything. The reserve of a sync shares them until the next sync.
     of_namespaces: Arc<BTreeMap<Name, Need>>,
     total: Need,
-    /// Whether `needs` have changed since the last update.
-    changed: bool,
+    /// The resources of which the needs have changed since the last update.
+    changed: BTreeSet<Resource>,
+    /// The resources of which there was too little at the last update.
+    short: BTreeSet<Resource>,
     limits: BTreeMap<ServiceName, Limit>,
 }
 
@@ -256,15 +257,20 @@ impl Shares {
             Some(new) => self.needs.insert(name.clone(), new),
             None => self.needs.remove(name),
         };
-        let need = |known: Option<(Need, i64)>| known.unwrap_or_default().0;
-        self.changed |= old != new;
-        if need(old) == need(new) {
+        let ((old, was_created), (new, is_created)) = (old.unwrap_or_default(), new.unwrap_or_default());
+        // The older of two Services with equal needs comes first.
+        let differs = |resource: &Resource| {
+            let needs = (old.get(*resource), new.get(*resource));
+            needs.0 != needs.1 || (needs.0 > 0 && was_created != is_created)
+        };
+        self.changed.extend(Resource::ALL.into_iter().filter(differs));
+        if old == new {
             return;
         }
-        self.total.replace(need(old), need(new));
+        self.total.replace(old, new);
         let of_namespaces = Arc::make_mut(&mut self.of_namespaces);
         let all = of_namespaces.entry(name.namespace.clone()).or_default();
-        all.replace(need(old), need(new));
+        all.replace(old, new);
         if *all == Need::default() {
             of_namespaces.remove(&name.namespace);
         }
@@ -275,30 +281,30 @@ impl Shares {
         Reserve { needs: Arc::clone(&self.of_namespaces), uses: BTreeMap::new() }
     }
 
-    /// Decides which Services fit; returns those whose limits have changed.
-    pub(super) fn update(&mut self, capacity: &Capacity) -> BTreeSet<ServiceName> {
-        if !std::mem::take(&mut self.changed) {
-            return BTreeSet::new();
+    /// Decides which Services fit; returns those whose limits have changed, and whether each one was refused before.
+    pub(super) fn update(&mut self, capacity: &Capacity) -> BTreeMap<ServiceName, bool> {
+        let is_short = |resource: &Resource| self.total.get(*resource) > resource.budget(capacity);
+        let short = Resource::ALL.into_iter().filter(is_short).collect();
+        let known = std::mem::replace(&mut self.short, short);
+        if std::mem::take(&mut self.changed).is_disjoint(&self.short) && known == self.short {
+            return BTreeMap::new();
         }
-        let is_short = |resource: Resource| self.total.get(resource) > resource.budget(capacity);
-        let limits = if Resource::ALL.into_iter().any(is_short) {
-            limits(&self.needs, capacity)
-        } else {
-            BTreeMap::new()
-        };
+        let limits = limits(&self.needs, &self.of_namespaces, &self.short, capacity);
         let before = std::mem::replace(&mut self.limits, limits);
         let differs = |name: &&ServiceName| before.get(*name) != self.limits.get(*name);
-        before.keys().chain(self.limits.keys()).filter(differs).cloned().collect()
+        let was_refused = |name: &ServiceName| before.get(name).is_some_and(Limit::is_refused);
+        let names = before.keys().chain(self.limits.keys()).filter(differs);
+        names.map(|name| (name.clone(), was_refused(name))).collect()
+    }
+
+    /// Whether the Service may have no entry in the maps.
+    pub(super) fn is_refused(&self, name: &ServiceName) -> bool {
+        self.limits.get(name).is_some_and(Limit::is_refused)
     }
 
     /// Returns the limits of a Service that does not fit.
     pub(super) fn limit(&self, name: &ServiceName) -> Option<&Limit> {
         self.limits.get(name)
-    }
-
-    /// Returns the Services that are not programmed.
-    pub(super) fn refused(&self) -> impl Iterator<Item = &ServiceName> {
-        self.limits.iter().filter(|(_, limit)| limit.is_refused()).map(|(name, _)| name)
     }
 
     /// Returns the problems of the Services that do not fit.
@@ -307,50 +313,58 @@ impl Shares {
     }
 }
 
-/// Returns the limits of all Services that do not fit.
-fn limits(needs: &BTreeMap<ServiceName, (Need, i64)>, capacity: &Capacity) -> BTreeMap<ServiceName, Limit> {
-    let mut all: Vec<(&ServiceName, i64, Need)> =
-        needs.iter().map(|(name, (need, created))| (name, *created, *need)).collect();
+/// Returns the limits of all Services that do not fit into the `short` resources.
+fn limits(
+    needs: &BTreeMap<ServiceName, (Need, i64)>,
+    of_namespaces: &BTreeMap<Name, Need>,
+    short: &BTreeSet<Resource>,
+    capacity: &Capacity,
+) -> BTreeMap<ServiceName, Limit> {
     let mut limits: BTreeMap<ServiceName, Limit> = BTreeMap::new();
-    for resource in Resource::ALL {
-        let mut of_namespaces: BTreeMap<&Name, u64> = BTreeMap::new();
-        for (name, _, need) in &all {
-            *of_namespaces.entry(&name.namespace).or_default() += need.get(resource);
-        }
+    // What a refused Service needs of the later resources is left to the others.
+    let mut of_namespaces = of_namespaces.clone();
+    for resource in short.iter().copied() {
         let budget = resource.budget(capacity);
-        if of_namespaces.values().sum::<u64>() <= budget {
+        let sums = of_namespaces.values().map(|need| need.get(resource));
+        if sums.clone().sum::<u64>() <= budget {
             continue;
         }
-        let (share, more) = fair_share(of_namespaces.values().copied(), budget);
-        let larger = of_namespaces.iter().filter(|(_, need)| **need > share);
+        let (share, more) = fair_share(sums, budget);
+        let larger = of_namespaces.iter_mut().filter(|(_, all)| all.get(resource) > share);
         // The names decide about what cannot be divided.
-        let with_one_more: BTreeSet<&Name> = larger.map(|(name, _)| *name).take(more as usize).collect();
-        all.sort_by_key(|(name, created, need)| (need.get(resource), *created, *name));
-        let mut left: BTreeMap<&Name, u64> = BTreeMap::new();
-        let mut refused = BTreeSet::new();
-        for (name, _, need) in &all {
-            let need = need.get(resource);
-            let share = share + u64::from(with_one_more.contains(&name.namespace));
-            if of_namespaces[&name.namespace] <= share || need == 0 {
+        for (number, (namespace, all)) in (0..).zip(larger) {
+            let share = share + u64::from(number < more);
+            if all.get(resource) <= share {
                 continue;
             }
-            let left = left.entry(&name.namespace).or_insert(share);
-            if need <= *left {
-                *left -= need;
-                continue;
-            }
-            let shortage = Shortage { resource, need, share, capacity: resource.capacity(capacity) };
-            let limit = limits.entry((*name).clone()).or_default();
-            match resource {
-                Resource::Backends => limit.endpoints = Some((std::mem::take(left), shortage)),
-                Resource::Maglev => limit.no_table = Some(shortage),
-                _ => {
-                    limit.refused = Some(shortage);
-                    refused.insert(*name);
+            let first = ServiceName { namespace: namespace.clone(), name: Name::default() };
+            let services = needs.range(first..).take_while(|(name, _)| name.namespace == *namespace);
+            let counts = |(name, (need, _)): &(&ServiceName, &(Need, i64))| {
+                #[cfg(test)]
+                tests::VISITED.set(tests::VISITED.get() + 1);
+                need.get(resource) > 0 && !limits.get(*name).is_some_and(Limit::is_refused)
+            };
+            let mut services: Vec<_> = services.filter(counts).collect();
+            services.sort_by_key(|(name, (need, created))| (need.get(resource), *created, *name));
+            let mut left = share;
+            for (name, (needed, _)) in services {
+                let need = needed.get(resource);
+                if need <= left {
+                    left -= need;
+                    continue;
+                }
+                let shortage = Shortage { resource, need, share, capacity: resource.capacity(capacity) };
+                let limit = limits.entry(name.clone()).or_default();
+                match resource {
+                    Resource::Backends => limit.endpoints = Some((std::mem::take(&mut left), shortage)),
+                    Resource::Maglev => limit.no_table = Some(shortage),
+                    _ => {
+                        limit.refused = Some(shortage);
+                        all.replace(*needed, Need::default());
+                    }
                 }
             }
         }
-        all.retain(|(name, ..)| !refused.contains(name));
     }
     limits
 }
@@ -448,6 +462,9 @@ impl Use {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::net::IpAddr;
+
+    use ipnet::IpNet;
 
     use super::*;
     use crate::sync::tests::ROOMY;
@@ -456,6 +473,8 @@ mod tests {
     thread_local! {
         /// How often the need of a plan was computed.
         pub(super) static COUNTED: Cell<usize> = const { Cell::new(0) };
+        /// How many Services were looked at for limits.
+        pub(super) static VISITED: Cell<usize> = const { Cell::new(0) };
     }
 
     #[test]
@@ -472,5 +491,34 @@ mod tests {
             assert_eq!(COUNTED.get() - before, 2 * usize::from(round), "{round}");
         }
         assert!(!shares.limits.is_empty());
+    }
+
+    #[test]
+    fn limits_visit_no_service_unless_a_short_resource_changes() {
+        let capacity = Capacity { ranges: 8, ..ROOMY };
+        let mut shares = Shares::default();
+        let mut change = |number: u8, endpoints: u8, ranges: u8| {
+            let (name, mut plan) = service(&number.to_string(), number, 0..endpoints);
+            for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+                port.source_ranges = (0..ranges).map(|last| IpNet::from(IpAddr::from([10, 0, 0, last]))).collect();
+                port.frontends.values_mut().for_each(|what| what.access = Access::Ranges { node: false });
+            }
+            // A Service of another namespace, which has little.
+            let name = ServiceName { namespace: if number == 9 { "shop".into() } else { name.namespace }, ..name };
+            shares.replace(&name, plan.as_ref());
+            let before = VISITED.get();
+            let changed = shares.update(&capacity);
+            (changed.len(), VISITED.get() - before)
+        };
+        for number in 0..7 {
+            assert_eq!(change(number, 1, 1), (0, 0), "{number}");
+        }
+        assert_eq!(change(9, 1, 1), (1, 7), "the Services of the larger namespace");
+        for endpoints in 2..20 {
+            assert_eq!(change(3, endpoints, 1), (0, 0), "only source ranges are short");
+        }
+        assert_eq!(change(3, 20, 2), (2, 7), "the largest one is refused now");
+        assert_eq!(change(9, 1, 0), (1, 7), "the share has grown");
+        assert_eq!(change(3, 20, 1), (1, 0), "nothing is short");
     }
 }

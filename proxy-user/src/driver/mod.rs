@@ -369,9 +369,14 @@ impl<S: Store> Driver<S> {
         drop(planning);
         let applying = span::apply();
         self.reconciler.sync(begun.into_std(), plans);
-        let failing = self.reconciler.failing_services();
-        let frontends = |name: &ServiceName| self.reconciler.frontends(name);
-        self.ledger.record_sync(&self.cluster, failing.as_ref(), frontends, SystemTime::now());
+        self.ledger.open(&self.cluster, self.reconciler.take_fates());
+        if self.reconciler.is_node_failing() {
+            self.ledger.doubt_open();
+        } else {
+            let is_failing = |name: &ServiceName| self.reconciler.is_failing(name);
+            let frontends = |name: &ServiceName| self.reconciler.frontends(name);
+            self.ledger.record_sync(&self.cluster, is_failing, frontends, SystemTime::now());
+        }
         drop(applying);
         let ended = Instant::now();
         self.last_sync = Some(ended);
@@ -394,7 +399,7 @@ impl<S: Store> Driver<S> {
             } else {
                 status.partial_sync_duration.observe(duration);
             }
-            for (family, duration) in triggers.done(now, failing.as_ref()) {
+            for (family, duration) in triggers.done(now, |name| reconciler.is_failing(name)) {
                 status.network_programming.entry(family).or_default().observe(duration);
             }
             if let Some(waited) = waited {

@@ -1,8 +1,8 @@
 //! The version of each Service and of its EndpointSlices that is programmed: its writes to the maps have succeeded.
 //!
 //! A sync plans every Service that has changed, so afterwards each Service without a failed write is programmed in the
-//! version of the cluster state. A Service with a failed write keeps the version that was programmed before, and is checked
-//! again after each sync.
+//! version of the cluster state. A Service with a failed write keeps the version that was programmed before, until the writes
+//! have succeeded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -93,31 +93,40 @@ impl Ledger {
         }
     }
 
-    /// Updates the versions after a sync. `failing`: Services with a failed write; `None`: entries of the node itself
-    /// failed, on which any Service may depend. `frontends`: the number of frontends of a Service.
+    /// Opens the Services that have begun or ceased to fail, and all of them after a list.
+    pub(super) fn open(&mut self, cluster: &Cluster, fates: BTreeSet<ServiceName>) {
+        self.open.extend(fates);
+        if std::mem::take(&mut self.all_pending) {
+            let book = self.programmed.0.read().unwrap_or_else(PoisonError::into_inner);
+            self.open.extend(book.keys().cloned());
+            self.open.extend(cluster.services().map(|service| service.name.clone()));
+        }
+    }
+
+    /// Marks the versions of open Services as not current after a sync in which entries of the node itself failed, on which
+    /// any Service may depend.
+    pub(super) fn doubt_open(&mut self) {
+        let mut book = self.programmed.0.write().unwrap_or_else(PoisonError::into_inner);
+        for name in &self.open {
+            if let Some(before) = book.get_mut(name) {
+                Arc::make_mut(before).is_current = false;
+            }
+        }
+    }
+
+    /// Updates the versions of the open Services after a sync. `is_failing`: whether a write of a Service has failed;
+    /// `frontends`: the number of frontends of a Service.
     pub(super) fn record_sync(
         &mut self,
         cluster: &Cluster,
-        failing: Option<&BTreeSet<ServiceName>>,
+        is_failing: impl Fn(&ServiceName) -> bool,
         frontends: impl Fn(&ServiceName) -> usize,
         now: SystemTime,
     ) {
         let mut book = self.programmed.0.write().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut self.all_pending) {
-            self.open.extend(book.keys().cloned());
-            self.open.extend(cluster.services().map(|service| service.name.clone()));
-        }
-        let Some(failing) = failing else {
-            for name in &self.open {
-                if let Some(before) = book.get_mut(name) {
-                    Arc::make_mut(before).is_current = false;
-                }
-            }
-            return;
-        };
-        for name in std::mem::replace(&mut self.open, failing.clone()).union(failing) {
+        for name in &std::mem::take(&mut self.open) {
             let known = cluster.service(name).filter(|service| !service.is_foreign);
-            if failing.contains(name) {
+            if is_failing(name) {
                 // The version that was programmed before may still be so, in part.
                 if let Some(before) = book.get_mut(name) {
                     Arc::make_mut(before).is_current = false;
@@ -164,12 +173,15 @@ mod tests {
         now: SystemTime,
         /// Number of frontends of each Service.
         frontends: usize,
+        /// The Services whose writes failed in the last sync.
+        failing: BTreeSet<ServiceName>,
     }
 
     impl Fixture {
         fn new() -> Self {
             let cluster = Cluster::new(NodeView::new("node"));
-            Self { cluster, ledger: Ledger::default(), now: UNIX_EPOCH, frontends: 1 }
+            let failing = BTreeSet::new();
+            Self { cluster, ledger: Ledger::default(), now: UNIX_EPOCH, frontends: 1, failing }
         }
 
         fn take(&mut self, event: Event) {
@@ -180,8 +192,18 @@ mod tests {
         /// Runs a sync one second later, in which the writes of these Services fail.
         fn sync(&mut self, failing: &[&str]) {
             self.now += Duration::from_secs(1);
-            let failing = failing.iter().map(|name| ServiceName::new("default", *name)).collect();
-            self.ledger.record_sync(&self.cluster, Some(&failing), |_| self.frontends, self.now);
+            let failing: BTreeSet<_> =
+                failing.iter().map(|name| ServiceName::new("default", *name)).collect();
+            let fates = &std::mem::replace(&mut self.failing, failing.clone()) ^ &failing;
+            self.ledger.open(&self.cluster, fates);
+            let is_failing = |name: &ServiceName| failing.contains(name);
+            self.ledger.record_sync(&self.cluster, is_failing, |_| self.frontends, self.now);
+        }
+
+        /// Runs a sync in which entries of the node fail.
+        fn fail(&mut self) {
+            self.ledger.open(&self.cluster, BTreeSet::new());
+            self.ledger.doubt_open();
         }
 
         /// Returns the version of a Service, the versions of its slices, the seconds since the start, and whether it is
@@ -261,6 +283,17 @@ mod tests {
     }
 
     #[test]
+    fn service_that_keeps_failing_is_not_looked_at_again() {
+        let mut fixture = Fixture::new();
+        fixture.take(service("web", 5));
+        fixture.sync(&["web"]);
+        assert!(fixture.ledger.open.is_empty());
+        fixture.sync(&["web"]);
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), programmed(5, &[], 3, true));
+    }
+
+    #[test]
     fn service_without_frontends_is_counted_again_at_each_sync() {
         let mut fixture = Fixture { frontends: 0, ..Fixture::new() };
         let frontends = |fixture: &Fixture| {
@@ -278,7 +311,7 @@ mod tests {
     fn while_the_node_itself_fails_nothing_new_is_programmed() {
         let mut fixture = Fixture::new();
         fixture.take(service("web", 5));
-        fixture.ledger.record_sync(&fixture.cluster, None, |_| 1, fixture.now);
+        fixture.fail();
         assert_eq!(fixture.of("web"), None);
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), programmed(5, &[], 1, true));
@@ -291,7 +324,7 @@ mod tests {
         fixture.take(service("db", 5));
         fixture.sync(&[]);
         fixture.take(service("web", 7));
-        fixture.ledger.record_sync(&fixture.cluster, None, |_| 1, fixture.now);
+        fixture.fail();
         assert_eq!(fixture.of("web"), programmed(5, &[], 1, false));
         assert_eq!(fixture.of("db"), programmed(5, &[], 1, true), "it has not changed");
         fixture.sync(&[]);

@@ -5,7 +5,7 @@
 //! discards the waiting triggers of its Service, because its trigger time is that of an earlier change. Changes of a Service
 //! whose writes fail wait until they succeed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use proxy_core::model::net::IpFamily;
@@ -56,15 +56,14 @@ impl Triggers {
         }
     }
 
-    /// Removes the waiting changes that are in the maps at `now`; returns the latency of each. Those of `failing` Services
-    /// are not; `None`: none are. The latency is 0 if the clock was set back.
+    /// Removes the waiting changes that are in the maps at `now`; returns the latency of each. Those of failing Services
+    /// are not. The latency is 0 if the clock was set back.
     pub(super) fn done(
         &mut self,
         now: SystemTime,
-        failing: Option<&BTreeSet<ServiceName>>,
-    ) -> impl Iterator<Item = (IpFamily, Duration)> + use<> {
-        let is_done = |name: &ServiceName, _: &mut _| failing.is_some_and(|failing| !failing.contains(name));
-        let done: Vec<_> = self.waiting.extract_if(.., is_done).collect();
+        is_failing: impl Fn(&ServiceName) -> bool,
+    ) -> impl Iterator<Item = (IpFamily, Duration)> {
+        let done: Vec<_> = self.waiting.extract_if(.., |name, _| !is_failing(name)).collect();
         done.into_iter()
             .flat_map(|(_, changes)| changes)
             .map(move |(family, triggered)| (family, now.duration_since(triggered).unwrap_or_default()))
@@ -104,11 +103,11 @@ mod tests {
 
         /// Returns the latency of each waiting change in seconds, if all are done 100 seconds after the start.
         fn seconds(&mut self) -> Vec<u64> {
-            self.seconds_without(Some(&BTreeSet::new()))
+            self.seconds_without(|_| false)
         }
 
-        fn seconds_without(&mut self, failing: Option<&BTreeSet<ServiceName>>) -> Vec<u64> {
-            let done = self.triggers.done(START + Duration::from_secs(100), failing);
+        fn seconds_without(&mut self, is_failing: impl Fn(&ServiceName) -> bool) -> Vec<u64> {
+            let done = self.triggers.done(START + Duration::from_secs(100), is_failing);
             done.map(|(_, duration)| duration.as_secs()).collect()
         }
     }
@@ -146,13 +145,13 @@ mod tests {
         let mut fixture = Fixture::new();
         fixture.apply("a", 1, Some(10));
         fixture.apply("b", 1, Some(20));
-        assert_eq!(fixture.seconds_without(None), [0; 0], "the node's own entries fail");
-        let failing = [ServiceName::new("default", "a")].into();
-        assert_eq!(fixture.seconds_without(Some(&failing)), [80]);
+        assert_eq!(fixture.seconds_without(|_| true), [0; 0], "the node's own entries fail");
+        let failing = |name: &ServiceName| *name == ServiceName::new("default", "a");
+        assert_eq!(fixture.seconds_without(failing), [80]);
         for contents in 2..200 {
             fixture.apply("a", contents, Some(30));
         }
-        assert_eq!(fixture.seconds_without(Some(&failing)), [0; 0]);
+        assert_eq!(fixture.seconds_without(failing), [0; 0]);
         let written = fixture.seconds();
         assert_eq!((written[0], written.len()), (90, MOST));
     }

@@ -13,6 +13,7 @@ mod restart;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::services::Share;
 use super::{QuarantinePeriods, Reconciler};
 use crate::model::ServiceName;
 use crate::plan::{NodePlan, ServicePlan};
@@ -164,9 +165,9 @@ impl Fixture {
     pub fn assert_right(&self) {
         check(self.contents(), &self.plans);
         check_node(self.contents(), self.node.as_ref());
-        let mut ports = BTreeMap::new();
+        let mut ports = BTreeMap::<_, Share>::new();
         for port in self.plans.values().flat_map(|plan| plan.ports.keys()) {
-            *ports.entry((port.family, port.namespace.clone())).or_insert(0) += 1;
+            ports.entry((port.family, port.namespace.clone())).or_default().all += 1;
         }
         assert_eq!(self.reconciler.services.ports, ports);
     }
