@@ -10,6 +10,9 @@ use proxy_common::backend::BACKEND_ACTIVE;
 use super::index::BackendKey;
 use crate::store::Backend;
 
+/// The shortest delay: an endpoint whose port is renamed has left until the EndpointSlices have the new name, too.
+const SHORTEST: Duration = Duration::from_secs(2);
+
 /// Removed endpoints whose connections are to be reset, and the delay of each Service port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removals {
@@ -41,7 +44,7 @@ impl Removals {
     }
 
     fn due_at(&self, (service, _): &BackendKey, since: Instant) -> Option<Instant> {
-        self.delays.get(service).and_then(|delay| since.checked_add(*delay))
+        self.delays.get(service).and_then(|delay| since.checked_add(SHORTEST.max(*delay)))
     }
 
     /// Returns the time of the next reset.

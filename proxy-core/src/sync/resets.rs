@@ -32,7 +32,8 @@ impl<S: Store> Writer<S> {
                     Some(BACKEND_GONE) if resets => {
                         self.removals.left.entry(id).or_insert((key, now));
                     }
-                    Some(BACKEND_RESET) if !resets => {
+                    // The policy of a port that was removed before this agent was started is not known.
+                    Some(BACKEND_RESET) if !resets && job.wanted.is_some() => {
                         steps.writes.extend(row.map(|row| gone(id, row)));
                         steps.owners.push(number);
                     }

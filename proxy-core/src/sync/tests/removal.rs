@@ -8,7 +8,7 @@ use super::{Fixture, ROOMY};
 use crate::model::ServiceName;
 use crate::plan::ServicePlan;
 use crate::store::Faults;
-use crate::testing::generator::service;
+use crate::testing::generator::{port_id, service};
 
 const DELAY: Duration = Duration::from_secs(30);
 
@@ -59,10 +59,53 @@ fn a_row_says_so_when_the_delay_is_over_and_not_before() {
 }
 
 #[test]
-fn without_a_delay_it_is_one_sync() {
-    let fixture = left(Some(Duration::ZERO));
+fn without_a_delay_rows_are_marked_after_two_seconds() {
+    let mut fixture = left(Some(Duration::ZERO));
+    fixture.wait(Duration::from_millis(1_999));
+    fixture.again();
+    assert_eq!(state(&fixture, 1), Some(BACKEND_GONE));
+    fixture.wait(Duration::from_millis(1));
+    fixture.again();
     assert_eq!(state(&fixture, 1), Some(BACKEND_RESET));
     fixture.assert_right();
+}
+
+/// Returns the Service of [`resets`] without a delay, with this name of its port.
+fn with_port(port: &str, endpoints: impl IntoIterator<Item = u8>) -> [(ServiceName, Option<ServicePlan>); 1] {
+    let [(name, mut plan)] = resets(endpoints, Some(Duration::ZERO));
+    if let Some(plan) = &mut plan {
+        let ports = std::mem::take(&mut plan.ports).into_iter();
+        plan.ports = ports.map(|(_, plan)| (port_id("a", port), plan)).collect();
+    }
+    [(name, plan)]
+}
+
+#[test]
+fn renamed_port_whose_slices_follow_resets_nothing() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change(with_port("", [1, 2]));
+    fixture.change(with_port("http", []));
+    assert_eq!([1, 2].map(|id| state(&fixture, id)), [Some(BACKEND_GONE); 2]);
+    fixture.wait(Duration::from_secs(1));
+    fixture.again();
+    fixture.change(with_port("http", [1, 2]));
+    fixture.wait(DELAY);
+    fixture.again();
+    assert_eq!([1, 2].map(|id| state(&fixture, id)), [Some(BACKEND_ACTIVE); 2]);
+    assert_eq!(fixture.reconciler.counters().resets(), 0);
+    fixture.assert_right();
+}
+
+#[test]
+fn rows_of_a_removed_service_stay_marked_after_a_restart() {
+    let mut fixture = left(Some(DELAY));
+    let [(name, _)] = resets([], None);
+    fixture.change([(name, None)]);
+    fixture.wait(DELAY);
+    fixture.again();
+    let mut fixture = fixture.restarted();
+    fixture.tell_all();
+    assert_eq!([1, 2].map(|id| state(&fixture, id)), [Some(BACKEND_RESET); 2]);
 }
 
 #[test]
