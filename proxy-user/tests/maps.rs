@@ -625,6 +625,11 @@ fn source_ranges_are_kept_apart_by_set_and_a_full_table_says_so() {
         (lookup(1, [10, 9, 9, 9]), lookup(3, [10, 9, 9, 9]), lookup(1, [11, 0, 0, 1])),
         (Some(1), None, None)
     );
+    let (first, place) = store.walk(Table::SrcRanges, None, 1).unwrap();
+    let (second, end) = store.walk(Table::SrcRanges, place, 8).unwrap();
+    assert!(place.is_some() && end.is_none());
+    assert_eq!((first.source_ranges.len(), second.source_ranges.len()), (1, 1));
+    assert_eq!(&first.source_ranges | &second.source_ranges, all.into_iter().take(2).collect());
     store
         .write(&[Write::NoSourceRange(1, range("10.0.0.0/8")), Write::NoSourceRange(9, range("10.0.0.0/8"))])
         .unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 
-use super::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
+use super::{BatchError, Capacity, Contents, Cursor, MapError, Store, Table, Write};
 
 /// The steps that fail. Steps are counted from 0, including those that fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,9 +103,9 @@ impl<S: Store> Store for FaultyStore<S> {
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError> {
+    ) -> Result<(Contents, Option<Cursor>), MapError> {
         self.inner.walk(table, from, count)
     }
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 use proxy_common::prefilter::PREFILTER_WORDS;
 
 use super::{
-    Backend, BatchError, Capacity, Contents, FrontendKey, MaglevRow, MapError, NodeContents, Store, Table,
-    Write,
+    Backend, BatchError, Capacity, Contents, Cursor, FrontendKey, MaglevRow, MapError, NodeContents, Store,
+    Table, Write,
 };
 
 /// Number of buckets. As in the kernel, a hash is walked by buckets: an entry stays in its bucket while others come and go.
@@ -228,18 +228,26 @@ impl Store for MemoryStore {
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError> {
+    ) -> Result<(Contents, Option<Cursor>), MapError> {
         let mut found = Contents::default();
         if !matches!(table, Table::Services | Table::Services6 | Table::Names) {
             let Contents { source_ranges, node, .. } = &self.contents;
             let inside = |(_, range): &&(u32, _)| Table::source_ranges(*range) == table;
-            found.source_ranges = source_ranges.iter().filter(inside).copied().collect();
+            let first = match from {
+                Some(Cursor::After(id, range)) => Bound::Excluded((id, range)),
+                _ => Bound::Unbounded,
+            };
+            let mut left = source_ranges.range((first, Bound::Unbounded)).filter(inside).copied();
+            found.source_ranges = left.by_ref().take(count as usize).collect();
             found.node = node.of(table);
-            return Ok((found, None));
+            let last = found.source_ranges.last().filter(|_| left.next().is_some());
+            let next = last.map(|(id, range)| Cursor::After(*id, *range));
+            return Ok((found, next));
         }
-        for bucket in from.unwrap_or(0)..BUCKETS {
+        let first = if let Some(Cursor::At(bucket)) = from { bucket } else { 0 };
+        for bucket in first..BUCKETS {
             if table == Table::Names {
                 found.names.extend(self.contents.names.iter().filter(|(id, _)| **id % BUCKETS == bucket));
             } else {
@@ -248,7 +256,7 @@ impl Store for MemoryStore {
                 found.services.extend(self.contents.services.iter().filter(|(key, _)| inside(key)));
             }
             if found.names.len() + found.services.len() >= count as usize && bucket + 1 < BUCKETS {
-                return Ok((found, Some(bucket + 1)));
+                return Ok((found, Some(Cursor::At(bucket + 1))));
             }
         }
         Ok((found, None))

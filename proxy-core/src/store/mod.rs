@@ -17,6 +17,8 @@ mod table;
 
 use std::ops::Range;
 
+use ipnet::IpNet;
+
 pub use contents::Contents;
 pub use error::{BatchError, MapError};
 pub use faulty::{Faults, FaultyStore};
@@ -26,6 +28,15 @@ pub use memory::MemoryStore;
 pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts, range_words};
 pub use rows::{Backend, Capacity, FrontendKey, Write};
 pub use table::Table;
+
+/// Where a walk of a table continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cursor {
+    /// At this bucket of a hash, or position of an array.
+    At(u32),
+    /// After this range of the set with this id.
+    After(u32, IpNet),
+}
 
 /// The tables of Services, in the kernel or in memory.
 pub trait Store {
@@ -41,13 +52,13 @@ pub trait Store {
 
     /// Reads about `count` entries of any other table, or all of a small table, in the table's own order. Also returns where
     /// the next walk continues (as `from`: `None` to start; as a result: `None` at the end). An entry that exists all the
-    /// time is returned once; an entry that is added or removed between two walks may be returned.
+    /// time is returned, source ranges perhaps more than once; an entry that is added or removed between two walks may be.
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError>;
+    ) -> Result<(Contents, Option<Cursor>), MapError>;
 
     /// Does all of `writes`; readers of the maps see them in this order.
     ///
@@ -72,9 +83,9 @@ impl<S: Store + ?Sized> Store for Box<S> {
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError> {
+    ) -> Result<(Contents, Option<Cursor>), MapError> {
         (**self).walk(table, from, count)
     }
 

@@ -1,14 +1,16 @@
 //! Compares the maps with the mirror in pieces, so that a change waits for one piece at most.
 //!
 //! Between two pieces the agent may write to the maps; [`Audit::note`] records these writes. Arrays are compared by
-//! position. A hash returns its entries in its own order, so an entry counts as missing if a whole walk has not met it and
-//! the agent has not written it since the walk began.
+//! position. A hash and a trie return their entries in their own order, so an entry counts as missing if a whole walk has not
+//! met it and the agent has not written it since the walk began.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use ipnet::IpNet;
+
 use super::applied::Applied;
-use crate::store::{FrontendKey, MapError, Store, Table, Write};
+use crate::store::{Cursor, FrontendKey, MapError, Store, Table, Write};
 
 /// The result of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +29,13 @@ pub(super) struct Audit {
     /// Number of compared tables, in the order of [`Table::ALL`].
     pub(super) done: usize,
     /// Position in the table at which the next piece begins; `None` at its start.
-    place: Option<u32>,
+    place: Option<Cursor>,
     /// Frontends that are certainly in the maps.
     frontends: BTreeSet<FrontendKey>,
     /// Ids whose names are certainly in the map.
     names: BTreeSet<u32>,
+    /// Source ranges that are certainly in the maps.
+    ranges: BTreeSet<(u32, IpNet)>,
 }
 
 impl Audit {
@@ -50,6 +54,12 @@ impl Audit {
             Write::NoName(id) => {
                 self.names.remove(id);
             }
+            Write::SourceRange(id, range) => {
+                self.ranges.insert((*id, *range));
+            }
+            Write::NoSourceRange(id, range) => {
+                self.ranges.remove(&(*id, *range));
+            }
             _ => {}
         }
     }
@@ -62,19 +72,10 @@ impl Audit {
         piece: u32,
     ) -> Result<bool, MapError> {
         let Some(table) = Table::ALL.get(self.done).copied() else { return Ok(true) };
-        let start = self.place.unwrap_or(0);
+        let start = if let Some(Cursor::At(start)) = self.place { start } else { 0 };
         let (is_right, next) = match table {
-            Table::Services | Table::Services6 | Table::Names => self.walk(table, store, applied, piece)?,
-            Table::SrcRanges | Table::SrcRanges6 => {
-                let found = store.walk(table, None, u32::MAX)?.0.source_ranges;
-                (
-                    applied
-                        .ranges
-                        .iter()
-                        .filter(|(_, range)| Table::source_ranges(*range) == table)
-                        .eq(found),
-                    None,
-                )
+            Table::Services | Table::Services6 | Table::Names | Table::SrcRanges | Table::SrcRanges6 => {
+                self.walk(table, store, applied, piece)?
             }
             Table::Node
             | Table::Node6
@@ -96,7 +97,7 @@ impl Audit {
                     let at = (base - first) as usize;
                     found.get(at..at + ids.len()).is_some_and(|slots| slots == ids)
                 };
-                (extents().all(|(base, ids)| holds(base, ids)), (end > start).then_some(end))
+                (extents().all(|(base, ids)| holds(base, ids)), (end > start).then_some(Cursor::At(end)))
             }
             Table::Maglev => {
                 // A Maglev table has some hundred words, so a piece reads few of them, but many indexes without a table.
@@ -104,7 +105,7 @@ impl Audit {
                 let (mut range, mut next) = part(start, piece.saturating_mul(8), end);
                 let beyond = applied.maglev.range(range.clone()).nth((piece / 128).max(1) as usize);
                 if let Some((index, _)) = beyond {
-                    (range.end, next) = (*index, Some(*index));
+                    (range.end, next) = (*index, Some(Cursor::At(*index)));
                 }
                 let found = store.read_range(table, range.clone())?.maglev;
                 (applied.maglev.range(range).eq(&found), next)
@@ -136,19 +137,22 @@ impl Audit {
         store: &mut impl Store,
         applied: &Applied,
         piece: u32,
-    ) -> Result<(bool, Option<u32>), MapError> {
+    ) -> Result<(bool, Option<Cursor>), MapError> {
         let (found, next) = store.walk(table, self.place, piece)?;
         let are_ours = found.services.iter().all(|(key, entry)| applied.services.get(key) == Some(entry))
             && found
                 .names
                 .iter()
-                .all(|(id, name)| applied.names.get(*id).is_some_and(|known| *known == *name));
+                .all(|(id, name)| applied.names.get(*id).is_some_and(|known| *known == *name))
+            && found.source_ranges.iter().all(|(id, range)| applied.ranges.has(*id, range));
         self.frontends.extend(found.services.into_keys());
         self.names.extend(found.names.into_keys());
+        self.ranges.extend(found.source_ranges);
         let is_complete = match table {
             _ if next.is_some() => true,
             Table::Services6 => self.frontends.len() == applied.services.len(),
             Table::Names => self.names.len() == applied.names.len(),
+            Table::SrcRanges6 => self.ranges.len() == applied.ranges.iter().count(),
             _ => true,
         };
         Ok((are_ours && is_complete, next))
@@ -156,7 +160,7 @@ impl Audit {
 }
 
 /// Returns the next part of an array with `len` used elements, and the start of the part after it.
-fn part(start: u32, piece: u32, len: u32) -> (Range<u32>, Option<u32>) {
+fn part(start: u32, piece: u32, len: u32) -> (Range<u32>, Option<Cursor>) {
     let end = start.saturating_add(piece).min(len);
-    (start.min(end)..end, (end < len).then_some(end))
+    (start.min(end)..end, (end < len).then_some(Cursor::At(end)))
 }

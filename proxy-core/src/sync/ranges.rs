@@ -63,6 +63,11 @@ impl RangeSets {
         set.filter(move |range| written.is_none_or(|written| !written.contains(range)))
     }
 
+    /// Whether this range of a set is in the maps.
+    pub(super) fn has(&self, id: u32, range: &IpNet) -> bool {
+        self.written.get(&id).is_some_and(|ranges| ranges.contains(range))
+    }
+
     /// Returns every range in the maps, with the id of its set.
     pub fn iter(&self) -> impl Iterator<Item = (u32, IpNet)> {
         self.written.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range)))

@@ -18,7 +18,7 @@ use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName,
 };
-use proxy_core::store::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
+use proxy_core::store::{BatchError, Capacity, Contents, Cursor, MapError, MemoryStore, Store, Table, Write};
 
 const PERIOD: Duration = Duration::from_mins(10);
 /// Returns the time until the first audit is done: its turn, and two waits of [`GRACE`] with a margin.
@@ -45,9 +45,9 @@ impl Store for Maps {
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError> {
+    ) -> Result<(Contents, Option<Cursor>), MapError> {
         self.0.lock().unwrap().walk(table, from, count)
     }
 

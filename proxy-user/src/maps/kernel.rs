@@ -32,7 +32,7 @@ use super::sys::io_error;
 use super::sys::{self, Stopped};
 use super::windows::Array;
 use proxy_core::store::{
-    Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write,
+    Backend, BatchError, Capacity, Contents, Cursor, FrontendKey, MapError, Store, Table, Write,
 };
 
 /// The maps that the programs use, opened by their pins. Arrays grow as they are written.
@@ -273,8 +273,8 @@ impl Store for KernelStore {
             backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
             prefilter: self.arrays.prefilter(0..u32::MAX)?,
-            source_ranges: &self.node.source_ranges(Table::SrcRanges)?
-                | &self.node.source_ranges(Table::SrcRanges6)?,
+            source_ranges: &self.node.source_ranges(Table::SrcRanges, None, u32::MAX)?.0
+                | &self.node.source_ranges(Table::SrcRanges6, None, u32::MAX)?.0,
             node: self.node.all()?,
         })
     }
@@ -295,21 +295,31 @@ impl Store for KernelStore {
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError> {
+    ) -> Result<(Contents, Option<Cursor>), MapError> {
         let mut found = Contents::default();
+        let (bucket, range) = match from {
+            None => (None, None),
+            Some(Cursor::At(bucket)) => (Some(bucket), None),
+            Some(Cursor::After(set, range)) => (None, Some((set, range))),
+        };
         let next = match table {
             Table::Services => {
-                hash::<ServiceKey<[u8; 4]>, _, _>(&self.services, table, from, count, &mut found.services)?
+                hash::<ServiceKey<[u8; 4]>, _, _>(&self.services, table, bucket, count, &mut found.services)?
             }
-            Table::Services6 => {
-                hash::<ServiceKey<[u8; 16]>, _, _>(&self.services6, table, from, count, &mut found.services)?
-            }
-            Table::Names => hash::<u32, _, _>(&self.names, table, from, count, &mut found.names)?,
+            Table::Services6 => hash::<ServiceKey<[u8; 16]>, _, _>(
+                &self.services6,
+                table,
+                bucket,
+                count,
+                &mut found.services,
+            )?,
+            Table::Names => hash::<u32, _, _>(&self.names, table, bucket, count, &mut found.names)?,
             Table::SrcRanges | Table::SrcRanges6 => {
-                found.source_ranges = self.node.source_ranges(table)?;
-                None
+                let (ranges, last) = self.node.source_ranges(table, range, count)?;
+                found.source_ranges = ranges;
+                return Ok((found, last.map(|(set, range)| Cursor::After(set, range))));
             }
             _ if table.is_array() => None,
             _ => {
@@ -317,7 +327,7 @@ impl Store for KernelStore {
                 None
             }
         };
-        Ok((found, next))
+        Ok((found, next.map(Cursor::At)))
     }
 
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {

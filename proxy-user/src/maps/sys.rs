@@ -1,6 +1,7 @@
 //! Batch operations on map elements, for which aya has no calls.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 
@@ -240,10 +241,23 @@ pub(super) fn lookup<K: Plain, V: Plain>(
     Ok((found, next))
 }
 
+/// As [`lookup`], from a trie: the position is the key that was read last. If it was removed, the kernel begins again at the start.
+pub(super) fn lookup_after<K: Plain + PartialEq, V: Plain>(
+    fd: BorrowedFd<'_>,
+    from: Option<K>,
+    enough: usize,
+) -> io::Result<(Vec<(K, V)>, Option<K>)> {
+    let mut found = Vec::new();
+    let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
+        found.extend(keys.iter().copied().zip(values.iter().copied()));
+    })?;
+    Ok((found, next))
+}
+
 /// Counts the elements of a map, by the rules of [`lookup`].
 pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut count = 0;
-    batches(fd, None, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
+    batches(fd, None::<u32>, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
     Ok(count)
 }
 
@@ -294,15 +308,15 @@ pub(super) fn lookup_per_cpu<V: Plain>(
 
 /// Passes the elements of a map to `take` in batches, until there are `enough` of them or none is left; `from` and the
 /// result are as in [`Part`].
-fn batches<K: Plain, V: Plain>(
+fn batches<K: Plain, V: Plain, P: Plain + PartialEq>(
     fd: BorrowedFd<'_>,
-    from: Option<u32>,
+    from: Option<P>,
     enough: usize,
     mut take: impl FnMut(&[K], &[V]),
-) -> io::Result<Option<u32>> {
+) -> io::Result<Option<P>> {
     let mut chunk = CHUNK.min(enough);
     let (mut keys, mut values) = (Vec::<K>::with_capacity(chunk), Vec::<V>::with_capacity(chunk));
-    // The kernel's position in the map: four bytes, for arrays and hash maps alike.
+    // The kernel's position in the map: four bytes for arrays and hash maps, a key for tries.
     let mut place = from;
     let mut found = 0;
     while found < enough {
@@ -310,10 +324,10 @@ fn batches<K: Plain, V: Plain>(
         values.clear();
         keys.reserve_exact(chunk);
         values.reserve_exact(chunk);
-        let mut next = 0u32;
+        let mut next = MaybeUninit::<P>::zeroed();
         let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
         attr.in_batch = place.as_ref().map_or(0, |place| std::ptr::from_ref(place) as u64);
-        attr.out_batch = (&raw mut next) as u64;
+        attr.out_batch = next.as_mut_ptr() as u64;
         let end = match bpf(LOOKUP_BATCH, &mut attr) {
             Ok(()) => false,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
@@ -330,6 +344,8 @@ fn batches<K: Plain, V: Plain>(
             keys.set_len(count);
             values.set_len(count);
         }
+        // SAFETY: it is zero or what the kernel wrote, and every bit pattern is a valid value.
+        let next = unsafe { next.assume_init() };
         take(&keys, &values);
         found += count;
         if end || (count == 0 && place == Some(next)) {

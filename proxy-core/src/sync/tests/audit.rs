@@ -1,8 +1,12 @@
 //! The comparison of the maps with the mirror in pieces.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::{Fixture, ROOMY};
+use crate::plan::Access;
 use crate::store::{Backend, Contents, MaglevRow, MaglevTable};
 use crate::sync::Step;
 use crate::testing::generator::{history, service};
@@ -66,6 +70,30 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
             fixture.assert_right();
             assert_eq!(finish(&mut fixture, piece).0, Step::Clean, "{what}, repaired, by {piece}");
         }
+    }
+}
+
+#[test]
+fn source_ranges_are_compared_in_pieces() {
+    let mut fixture = fixture();
+    let (name, mut plan) = service("d", 4, [1]);
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        port.source_ranges = (0..40).map(|last| IpNet::from(IpAddr::from([10, 0, 0, last]))).collect();
+        port.frontends.values_mut().for_each(|what| what.access = Access::Ranges { node: false });
+    }
+    let (_, pieces) = finish(&mut fixture, 4);
+    fixture.change([(name, plan)]);
+    let (step, with_ranges) = finish(&mut fixture, 4);
+    assert_eq!(step, Step::Clean);
+    assert!(with_ranges >= pieces + 9, "{pieces} {with_ranges}");
+    fixture.trust_nothing();
+    let first = fixture.contents_mut().source_ranges.pop_first().unwrap();
+    for piece in [1, 4, u32::MAX] {
+        assert_eq!(finish(&mut fixture, piece).0, Step::Differs, "a range is gone");
+    }
+    fixture.contents_mut().source_ranges.extend([first, (60, first.1)]);
+    for piece in [1, 4, u32::MAX] {
+        assert_eq!(finish(&mut fixture, piece).0, Step::Differs, "a foreign range");
     }
 }
 

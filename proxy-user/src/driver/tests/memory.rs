@@ -18,7 +18,7 @@ use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName, Version,
 };
-use proxy_core::store::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
+use proxy_core::store::{BatchError, Capacity, Contents, Cursor, MapError, Store, Table, Write};
 
 thread_local! {
     /// Bytes that this thread has allocated, minus the bytes that it has freed.
@@ -80,7 +80,7 @@ impl Store for Nowhere {
         Ok(Contents::default())
     }
 
-    fn walk(&mut self, _: Table, _: Option<u32>, _: u32) -> Result<(Contents, Option<u32>), MapError> {
+    fn walk(&mut self, _: Table, _: Option<Cursor>, _: u32) -> Result<(Contents, Option<Cursor>), MapError> {
         Ok((Contents::default(), None))
     }
 

@@ -25,7 +25,7 @@ use proxy_core::model::{
     Service, ServiceCidr, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
 use proxy_core::plan::{PlanSettings, Scope};
-use proxy_core::store::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
+use proxy_core::store::{BatchError, Capacity, Contents, Cursor, MapError, MemoryStore, Store, Table, Write};
 use proxy_core::testing::generator;
 
 /// Tables that a test can read while a driver uses them, and the driver's operations on them.
@@ -79,9 +79,9 @@ impl Store for Shared {
     fn walk(
         &mut self,
         table: Table,
-        from: Option<u32>,
+        from: Option<Cursor>,
         count: u32,
-    ) -> Result<(Contents, Option<u32>), MapError> {
+    ) -> Result<(Contents, Option<Cursor>), MapError> {
         let (found, next) = self.0.lock().unwrap().walk(table, from, count)?;
         self.note_piece(&found);
         Ok((found, next))

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use aya::Pod;
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Map, MapData, MapType};
+use aya::maps::{IterableMap as _, Map, MapData, MapType};
 use ipnet::IpNet;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
@@ -105,12 +105,31 @@ impl NodeMaps {
         }
     }
 
-    /// Reads all source ranges of one family.
-    pub(super) fn source_ranges(&self, table: Table) -> Result<BTreeSet<(u32, IpNet)>, MapError> {
-        match table {
-            Table::SrcRanges6 => ranges(&self.ranges6, table),
-            _ => ranges(&self.ranges, Table::SrcRanges),
-        }
+    /// Reads about `count` source ranges of one family after `from`; returns where the next read continues.
+    pub(super) fn source_ranges(
+        &self,
+        table: Table,
+        from: Option<(u32, IpNet)>,
+        count: u32,
+    ) -> Result<RangePart, MapError> {
+        let from = from.map(|(set, range)| (set, range_parts(range)));
+        let read = match table {
+            Table::SrcRanges6 => {
+                let from = from.and_then(|(set, (addr, len))| match addr {
+                    IpAddr::V6(addr) => Some(TrieKey::new(set, addr.octets(), len)),
+                    IpAddr::V4(_) => None,
+                });
+                ranges::<[u8; 16]>(self.ranges6.map(), from, count)
+            }
+            _ => {
+                let from = from.and_then(|(set, (addr, len))| match addr {
+                    IpAddr::V4(addr) => Some(TrieKey::new(set, addr.octets(), len)),
+                    IpAddr::V6(_) => None,
+                });
+                ranges::<[u8; 4]>(self.ranges.map(), from, count)
+            }
+        };
+        read.map_err(|source| MapError::Read { table, source })
     }
 
     /// Reads all tables about the node.
@@ -200,24 +219,44 @@ where
     }
 }
 
-/// Reads the source ranges. Keys that are no valid range are left out: no program finds them either.
-fn ranges<A: Address + Into<IpAddr>>(
-    map: &Ranges<A>,
-    table: Table,
-) -> Result<BTreeSet<(u32, IpNet)>, MapError>
-where
-    SourceRangeKey<A>: Pod,
-{
-    let mut found = BTreeSet::new();
-    for key in map.keys() {
-        let key = key.map_err(|error| MapError::Read { table, source: io_error(error) })?;
-        let SourceRangeKey { set, addr } = key.data();
-        let len = key.prefix_len().checked_sub(SET_BITS).and_then(|len| u8::try_from(len).ok());
-        if let Some(range) = len.and_then(|len| IpNet::new(addr.into(), len).ok()) {
-            found.insert((set, range));
-        }
+/// A key of a longest-prefix-match trie.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct TrieKey<A> {
+    bits: u32,
+    data: SourceRangeKey<A>,
+}
+
+// SAFETY: both fields are `Plain`, and no padding is between them or at the end: the second one is aligned to four bytes.
+unsafe impl<A: Address> Plain for TrieKey<A> where SourceRangeKey<A>: Plain {}
+
+impl<A: Address + Into<IpAddr>> TrieKey<A> {
+    fn new(set: u32, addr: A, len: u32) -> Self {
+        Self { bits: SET_BITS + len, data: SourceRangeKey { set, addr } }
     }
-    Ok(found)
+
+    /// Returns the set and the range; `None` for a key that no program finds.
+    fn range(self) -> Option<(u32, IpNet)> {
+        let len = self.bits.checked_sub(SET_BITS).and_then(|len| u8::try_from(len).ok())?;
+        Some((self.data.set, IpNet::new(self.data.addr.into(), len).ok()?))
+    }
+}
+
+/// Source ranges, and the last one if more follow.
+type RangePart = (BTreeSet<(u32, IpNet)>, Option<(u32, IpNet)>);
+
+/// Reads about `count` source ranges after the key `from`; from the start again if that key was removed.
+fn ranges<A: Address + Into<IpAddr>>(
+    map: &MapData,
+    from: Option<TrieKey<A>>,
+    count: u32,
+) -> io::Result<RangePart>
+where
+    SourceRangeKey<A>: Plain,
+{
+    let (found, next) = sys::lookup_after::<TrieKey<A>, u32>(map.fd().as_fd(), from, count as usize)?;
+    let ranges = found.into_iter().filter_map(|(key, _)| key.range()).collect();
+    Ok((ranges, next.and_then(TrieKey::range)))
 }
 
 fn set<K: Plain, V: Plain>(map: &MapData, key: K, value: V) -> io::Result<()> {
