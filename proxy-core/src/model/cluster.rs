@@ -24,6 +24,8 @@ pub struct Cluster {
     node: NodeView,
     /// The API server has reported that this node has no Node object.
     node_is_unknown: bool,
+    /// The zone is that of an earlier Node object of this node.
+    zone_is_kept: bool,
     /// Boxed, because half of a tree's places are empty.
     services: BTreeMap<ServiceName, Box<Service>>,
     /// The slices by their Service, which may not exist (yet).
@@ -114,7 +116,7 @@ impl Cluster {
     /// Whether an event with this node would change nothing, as with nearly all of its heartbeats.
     pub fn is_heartbeat(&self, node: &NodeView) -> bool {
         if node.name == self.node.name {
-            return !self.node_is_unknown && *node == self.node;
+            return !self.node_is_unknown && self.completed(node.clone()) == self.node;
         }
         self.others.as_ref().is_none_or(|others| others.get(&node.name) == Some(&node.internal_ips))
     }
@@ -261,7 +263,10 @@ impl Cluster {
             return;
         }
         self.node_is_unknown = node.is_none();
+        self.zone_is_kept |= node.is_none();
         let Some(node) = node else { return };
+        self.zone_is_kept &= node.zone.is_none();
+        let node = self.completed(node);
         let old = std::mem::replace(&mut self.node, node);
         if old.pod_cidrs != self.node.pod_cidrs {
             changed.extend(self.services.keys().cloned());
@@ -277,6 +282,23 @@ impl Cluster {
                 self.touch(service, changed);
             }
         }
+    }
+
+    /// Returns this node's object with what an earlier one had, if a new one lacks it: the kubelet and other controllers set
+    /// ranges, addresses and the zone after the object was created. A node does not lose all its addresses or its ranges, but
+    /// it may lose the label of its zone.
+    fn completed(&self, mut node: NodeView) -> NodeView {
+        if node.pod_cidrs.is_empty() {
+            node.pod_cidrs.clone_from(&self.node.pod_cidrs);
+        }
+        if node.addresses().next().is_none() {
+            node.internal_ips.clone_from(&self.node.internal_ips);
+            node.external_ips.clone_from(&self.node.external_ips);
+        }
+        if self.zone_is_kept && node.zone.is_none() {
+            node.zone.clone_from(&self.node.zone);
+        }
+        node
     }
 
     /// Forgets the other nodes, which are not watched any more.

@@ -142,6 +142,37 @@ fn addresses_ranges_and_zone_of_a_node_stay_after_its_object_is_gone() {
 }
 
 #[test]
+fn new_object_of_a_node_keeps_what_it_lacks() {
+    let full = NodeView {
+        zone: Some("a".to_owned()),
+        internal_ips: vec!["10.0.0.5".parse().unwrap()],
+        external_ips: vec!["192.0.2.5".parse().unwrap()],
+        pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()],
+        ..NodeView::new("n1")
+    };
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    let mut apply = |node: &NodeView| {
+        cluster.apply(Event::Apply(Object::Node(node.clone())));
+        assert!(cluster.is_heartbeat(node));
+        cluster.node().clone()
+    };
+    apply(&full);
+    let without_label = NodeView { zone: None, ..full.clone() };
+    assert_eq!(apply(&without_label).zone, None, "the object is the same");
+    apply(&full);
+    cluster.apply(Event::Delete(Key::Node("n1".to_owned())));
+    let mut apply = |node: &NodeView| {
+        cluster.apply(Event::Apply(Object::Node(node.clone())));
+        cluster.node().clone()
+    };
+    assert_eq!(apply(&NodeView::new("n1")), full);
+    assert_eq!(apply(&without_label), full, "the label is set last");
+    let other = NodeView { zone: Some("b".to_owned()), external_ips: vec![], ..full };
+    assert_eq!(apply(&other), other);
+    assert_eq!(apply(&without_label).zone, None);
+}
+
+#[test]
 fn a_slice_that_says_the_same_again_changes_nothing_whenever_it_was_triggered() {
     let mut cluster = Cluster::default();
     apply_service(&mut cluster, "web");
