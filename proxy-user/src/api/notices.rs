@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
+use k8s_openapi::api::core::v1::{ObjectReference, Service};
+use kube::api::{Api, ListParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Error};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -43,17 +44,22 @@ pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notic
         if !limit.allows(&notice, Instant::now()) {
             continue;
         }
+        let uid = match &notice.about {
+            Subject::Node => None,
+            Subject::Service(name) => {
+                timeout(PATIENCE, uid(&client, &name.namespace, &name.name)).await.ok().flatten()
+            }
+        };
+        let about = reference(&notice.about, &node_name, uid);
         let mut fresh = None;
         for attempt in 1..=ATTEMPTS {
             let sender = fresh.as_ref().unwrap_or(&recorder);
-            match timeout(PATIENCE, sender.publish(&event(&notice), &reference(&notice.about, &node_name)))
-                .await
-            {
+            match timeout(PATIENCE, sender.publish(&event(&notice), &about)).await {
                 Ok(Ok(())) => {
                     recorder = fresh.take().unwrap_or(recorder);
                     break;
                 }
-                Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                Ok(Err(Error::Api(status))) if status.code == 403 => {
                     if !std::mem::replace(&mut is_forbidden, true) {
                         tracing::warn!(
                             error = status.message,
@@ -62,7 +68,7 @@ pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notic
                     }
                     break;
                 }
-                Ok(Err(kube::Error::Api(status))) if status.code == 404 && attempt == 1 => {
+                Ok(Err(Error::Api(status))) if status.code == 404 && attempt == 1 => {
                     // The recorder updates an Event that the server has removed by now: its own clock may have been set back.
                     fresh = Some(Recorder::new(client.clone(), reporter.clone()));
                     continue;
@@ -96,12 +102,26 @@ fn event(notice: &Notice) -> Event {
     }
 }
 
-fn reference(subject: &Subject, node_name: &str) -> ObjectReference {
-    let (kind, name, namespace) = match subject {
+/// Returns the UID of a Service; `None` if the API server does not tell it.
+async fn uid(client: &Client, namespace: &str, name: &str) -> Option<String> {
+    let services = Api::<Service>::namespaced(client.clone(), namespace);
+    // An answer from the server's cache costs no read of etcd.
+    let one = ListParams::default().fields(&format!("metadata.name={name}")).match_any();
+    let found = services.list_metadata(&one).await;
+    found
+        .inspect_err(|error| tracing::debug!(%error, namespace, name, "the UID for an event is not known"))
+        .ok()
+        .and_then(|found| found.items.into_iter().next()?.metadata.uid)
+}
+
+/// Returns the reference to an object. `kubectl describe` shows only events with the UID that it expects: of a node, that is its
+/// name, as the kubelet and kube-proxy set it.
+fn reference(subject: &Subject, node_name: &str, uid: Option<String>) -> ObjectReference {
+    let (kind, name, namespace, uid) = match subject {
         // A node has no namespace; its events belong to the namespace `default`.
-        Subject::Node => ("Node", node_name.to_owned(), None),
+        Subject::Node => ("Node", node_name.to_owned(), None, Some(node_name.to_owned())),
         Subject::Service(service) => {
-            ("Service", service.name.to_string(), Some(service.namespace.to_string()))
+            ("Service", service.name.to_string(), Some(service.namespace.to_string()), uid)
         }
     };
     ObjectReference {
@@ -109,6 +129,7 @@ fn reference(subject: &Subject, node_name: &str) -> ObjectReference {
         kind: Some(kind.to_owned()),
         name: Some(name),
         namespace,
+        uid,
         ..ObjectReference::default()
     }
 }
@@ -145,6 +166,14 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::future;
+    use std::sync::{Arc, Mutex};
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
     use super::*;
     use proxy_core::model::ServiceName;
 
@@ -176,15 +205,42 @@ mod tests {
     #[test]
     fn events_look_like_kube_proxys() {
         let cry = Notice::starting();
-        let (sent, to) = (event(&cry), reference(&cry.about, "node-a"));
+        let (sent, to) = (event(&cry), reference(&cry.about, "node-a", None));
         assert_eq!((&*sent.reason, &*sent.action, sent.note), ("Starting", "StartKubeProxy", None));
         assert_eq!(sent.type_, EventType::Normal);
         assert_eq!(
             (to.kind.as_deref(), to.name.as_deref(), to.namespace),
             (Some("Node"), Some("node-a"), None)
         );
+        assert_eq!(to.uid.as_deref(), Some("node-a"));
         let long = Notice::no_health_check(ServiceName::new("shop", "a"), "ö".repeat(2000));
         assert_eq!(event(&long).note.unwrap().len(), MAX_NOTE);
-        assert_eq!(reference(&long.about, "node-a").namespace.as_deref(), Some("shop"));
+        let to = reference(&long.about, "node-a", Some("u1".to_owned()));
+        assert_eq!((to.namespace.as_deref(), to.uid.as_deref()), (Some("shop"), Some("u1")));
+    }
+
+    #[tokio::test]
+    async fn event_of_a_service_has_the_uid_of_the_service() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let requests = Arc::clone(&asked);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            requests.lock().unwrap().push(request.uri().to_string());
+            let list = json!({
+                "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {},
+                "items": [{
+                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                    "metadata": {"name": "a", "namespace": "shop", "uid": "u1"},
+                }],
+            });
+            future::ready(Ok::<_, Infallible>(Response::new(Body::from(list.to_string().into_bytes()))))
+        });
+        let client = Client::new(service, "default");
+        assert_eq!(uid(&client, "shop", "a").await.as_deref(), Some("u1"));
+        let asked = asked.lock().unwrap();
+        assert!(asked[0].starts_with("/api/v1/namespaces/shop/services?"), "{asked:?}");
+        assert!(
+            asked[0].contains("metadata.name%3Da") && asked[0].contains("resourceVersion=0"),
+            "{asked:?}"
+        );
     }
 }

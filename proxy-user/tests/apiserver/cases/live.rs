@@ -310,6 +310,7 @@ pub fn events(control: &mut ControlPlane, node: &Node) -> Result<()> {
     };
     let cry = eventually(PATIENCE, || find("Starting"))?;
     ensure!(cry["regarding"]["kind"] == "Node" && cry["regarding"]["name"] == NODE, "{cry}");
+    ensure!(cry["regarding"]["uid"] == NODE, "{cry}");
     ensure!(cry["type"] == "Normal" && cry["action"] == "StartKubeProxy", "{cry}");
     let failed = eventually(PATIENCE, || find("FailedToStartServiceHealthcheck"))?;
     ensure!(failed["regarding"]["kind"] == "Service" && failed["regarding"]["name"] == "checked", "{failed}");
