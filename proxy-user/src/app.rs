@@ -140,7 +140,7 @@ async fn serve(
     let (notices, to_tell) = mpsc::channel(NOTICES);
     let mut tasks = Supervisor::default();
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
-    let (ask_for_nodes, needs_nodes) = watch::channel(false);
+    let (ask_for_nodes, needs_nodes) = watch::channel(None);
     let (server_status, servers) = watch::channel(ApiServers::default());
     let (report_manifests, manifests) = watch::channel(Vec::new());
     let (report_watches, watched) = watch::channel(Watches::new());

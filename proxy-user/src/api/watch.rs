@@ -58,14 +58,14 @@ enum Report {
 
 /// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends each event to `sender`.
 ///
-/// While `needs_nodes` is true, it watches the other nodes too: a cluster may have 5,000 nodes, and most clusters do not
-/// need this. `note` sees each event before it is sent, and `watches` has which watches fail. Runs for ever, whatever the API server does; returns when the
+/// While `needs_nodes` has a value, it watches the other nodes too: a cluster may have 5,000 nodes, and most clusters do not
+/// need this. Another value is another need, for which they are listed again. `note` sees each event before it is sent, and `watches` has which watches fail. Runs for ever, whatever the API server does; returns when the
 /// receiver is dropped.
 pub async fn run(
     client: Client,
     node_name: String,
     sender: Sender<Event>,
-    needs_nodes: watch::Receiver<bool>,
+    needs_nodes: watch::Receiver<Option<Instant>>,
     watches: watch::Sender<Watches>,
     note: impl FnMut(&Event),
 ) {
@@ -161,30 +161,32 @@ fn watch_fails(watches: &watch::Sender<Watches>, resource: &'static str, error: 
     });
 }
 
-/// Returns the reports of a watch that `begin` starts, while it is needed.
+/// Returns the reports of a watch that `begin` starts, while it is needed. The driver forgets the nodes when a need ends, so each
+/// need has a watch of its own, even if the end of the one before was not seen.
 fn while_needed(
-    needed: watch::Receiver<bool>,
+    needed: watch::Receiver<Option<Instant>>,
     begin: impl Fn() -> BoxStream<'static, Report> + Send + 'static,
 ) -> impl Stream<Item = Report> + Send {
-    let state: (_, Option<BoxStream<'static, Report>>, _) = (needed, None, begin);
+    let state: (_, Option<(Instant, BoxStream<'static, Report>)>, _) = (needed, None, begin);
     stream::unfold(state, |(mut needed, mut watch, begin)| async move {
         loop {
-            let is_running = watch.is_some();
+            let since = watch.as_ref().map(|(since, _)| *since);
             let report = async {
                 match &mut watch {
-                    Some(reports) => reports.next().await,
+                    Some((_, reports)) => reports.next().await,
                     None => future::pending().await,
                 }
             };
             let changed = async {
-                if needed.wait_for(|needed| *needed != is_running).await.is_err() {
+                match needed.wait_for(|needed| *needed != since).await {
+                    Ok(needed) => *needed,
                     // The driver has ended.
-                    future::pending::<()>().await;
+                    Err(_) => future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                () = changed => watch = (!is_running).then(&begin),
+                since = changed => watch = since.map(|since| (since, begin())),
                 report = report => return report.map(|report| (report, (needed, watch, begin))),
             }
         }

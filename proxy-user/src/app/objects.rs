@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::bail;
 use futures::future::{BoxFuture, OptionFuture};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use crate::api;
 use crate::api::client::Connection;
@@ -21,7 +22,7 @@ pub async fn open(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
-    needs_nodes: watch::Receiver<bool>,
+    needs_nodes: watch::Receiver<Option<Instant>>,
     server_status: watch::Sender<ApiServers>,
     problems: watch::Sender<Vec<String>>,
     watches: watch::Sender<Watches>,
@@ -56,7 +57,7 @@ async fn of_cluster(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
-    needs_nodes: watch::Receiver<bool>,
+    needs_nodes: watch::Receiver<Option<Instant>>,
     server_status: watch::Sender<ApiServers>,
     watches: watch::Sender<Watches>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Connection)> {

@@ -126,7 +126,7 @@ impl<S: Store> Driver<S> {
         let reconciler = Reconciler::recover(store, settings.quarantine, now.into_std())?;
         let dsr = DsrUse::new(settings.accept_dsr, reconciler.applied().node.config.has(CONFIG_DSR), now);
         let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
-        let mut status = Status { needs_nodes: dsr.is_needed(), ..Status::default() };
+        let mut status = Status { needs_nodes: dsr.is_needed().then_some(now), ..Status::default() };
         if early.is_first {
             // Nothing serves this node until the first sync.
             status.note_failing(&[IpFamily::V4, IpFamily::V6].into(), SystemTime::now());
@@ -361,8 +361,9 @@ impl<S: Store> Driver<S> {
             plans.iter().any(|(name, plan)| plan.iter().chain(self.reconciler.plan(name)).any(has_own));
         let has_flows = || self.reconciler.has_dsr_flows();
         self.is_node_new |= self.dsr.update(&plans, has_flows, begun);
-        let needs_nodes = self.dsr.is_needed();
-        if !needs_nodes {
+        let needed = self.status.borrow().needs_nodes;
+        let needs_nodes = self.dsr.is_needed().then(|| needed.unwrap_or(begun));
+        if needs_nodes.is_none() {
             self.cluster.forget_others();
         }
         let node = self.plan_node();

@@ -83,8 +83,8 @@ pub struct Status {
     pub progress: Option<Instant>,
     /// The static Services are programmed; this may be so before the API server's objects are listed.
     pub statics_synced: bool,
-    /// The driver needs the addresses of all nodes, because a Service has or had DSR.
-    pub needs_nodes: bool,
+    /// Since when the driver has needed the addresses of all nodes, because a Service has or had DSR; `None`: it does not.
+    pub needs_nodes: Option<Instant>,
     /// Whether this node stays in the cluster.
     pub node: NodeFate,
     /// Time at which the maps were last known to hold all changes of a family: the end of a sync or of a comparison, while the
@@ -171,7 +171,7 @@ impl Status {
                 self.synced,
                 self.complete,
                 self.statics_synced,
-                self.needs_nodes,
+                self.needs_nodes.is_some(),
                 self.by_load > 0,
             ],
             node: self.node,

@@ -159,7 +159,7 @@ impl Test {
         let client = connect(&options, watch::Sender::default()).await.unwrap().client;
         let (sender, events) = mpsc::channel(16);
         let (watches, watch_states) = watch::channel(Watches::new());
-        let needs_nodes = watch::channel(false).1;
+        let needs_nodes = watch::channel(None).1;
         let agent = tokio::spawn(run(client, "n1".to_owned(), sender, needs_nodes, watches, |_| ()));
         Self { server, events, watch_states, agent }
     }
@@ -303,6 +303,25 @@ async fn fail_and_resume(test: &Test) {
     // The request is recorded before the server begins to send events.
     sleep(Duration::from_millis(50)).await;
     test.watches().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_need_has_a_watch_of_its_own_even_if_the_end_of_the_last_was_not_seen() {
+    let (need, needed) = watch::channel(None);
+    let begin = || stream::once(future::ready(Report::Late("nodes"))).chain(stream::pending()).boxed();
+    let mut reports = Box::pin(while_needed(needed, begin));
+    let mut begins = async || timeout(Duration::from_secs(1), reports.next()).await.is_ok();
+    assert!(!begins().await);
+    let first = Instant::now();
+    need.send_replace(Some(first));
+    assert!(begins().await);
+    need.send_replace(Some(first));
+    assert!(!begins().await, "it is the same need");
+    need.send_replace(None);
+    need.send_replace(Some(Instant::now()));
+    assert!(begins().await);
+    need.send_replace(None);
+    assert!(!begins().await);
 }
 
 /// After etcd is restored from a snapshot, a watch would continue from a version that does not exist yet, and miss deletions.
