@@ -409,12 +409,21 @@ impl Services {
                 members.sort_unstable_by_key(|member| member.at);
                 tables.insert(what.policy == TrafficPolicy::Local, members);
             }
-            let member = |(id, _, at): (u32, u32, BackendAddress)| {
-                let facts = plan.backends.get(&at);
-                let is_tagged = what.dsr && facts.is_some_and(|facts| facts.local);
-                SlotMember { is_tagged, id, weight: facts.map_or(1, |facts| u32::from(facts.share())) }
+            let ids_by = |share: fn(&BackendFacts) -> u16| {
+                let member = |(id, _, at): (u32, u32, BackendAddress)| {
+                    let facts = plan.backends.get(&at);
+                    let is_tagged = what.dsr && facts.is_some_and(|facts| facts.local);
+                    SlotMember { is_tagged, id, weight: facts.map_or(1, |facts| u32::from(share(facts))) }
+                };
+                slots(endpoints().map(member).collect(), plan.algorithm)
             };
-            let ids = slots(endpoints().map(member).collect(), plan.algorithm);
+            let mut ids = ids_by(BackendFacts::share);
+            // The slots that a slow start needs beyond the weights are not planned ([`super::shares`]).
+            let is_starting = plan.backends.values().any(|facts| facts.step != 0);
+            if is_starting && applied.extents.slots_used() as usize + ids.len() > capacity.slots as usize / 2
+            {
+                ids = ids_by(|facts| facts.weight);
+            }
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
             if what.access != Access::Unrestricted {
                 wanted.ranges = Some(Arc::clone(&plan.source_ranges));

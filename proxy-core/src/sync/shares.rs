@@ -147,7 +147,8 @@ impl Need {
     }
 }
 
-/// Returns the number of slots of a frontend; an endpoint has as many as its weight.
+/// Returns the number of slots of a frontend; an endpoint has as many as its weight. The larger numbers of a slow start do not
+/// count: a Service must not be refused because its endpoints start.
 fn slot_count(port: &PortPlan, what: &FrontendPlan) -> usize {
     let weight = |at| port.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
     let mut all = port.slots(what).map(weight);
@@ -500,11 +501,13 @@ mod tests {
         let mut change = |number: u8, endpoints: u8, ranges: u8| {
             let (name, mut plan) = service(&number.to_string(), number, 0..endpoints);
             for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
-                port.source_ranges = (0..ranges).map(|last| IpNet::from(IpAddr::from([10, 0, 0, last]))).collect();
+                port.source_ranges =
+                    (0..ranges).map(|last| IpNet::from(IpAddr::from([10, 0, 0, last]))).collect();
                 port.frontends.values_mut().for_each(|what| what.access = Access::Ranges { node: false });
             }
             // A Service of another namespace, which has little.
-            let name = ServiceName { namespace: if number == 9 { "shop".into() } else { name.namespace }, ..name };
+            let name =
+                ServiceName { namespace: if number == 9 { "shop".into() } else { name.namespace }, ..name };
             shares.replace(&name, plan.as_ref());
             let before = VISITED.get();
             let changed = shares.update(&capacity);

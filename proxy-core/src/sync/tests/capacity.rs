@@ -7,8 +7,10 @@ use ipnet::IpNet;
 use super::{Fixture, ROOMY};
 use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName, TrafficPolicy};
+use crate::plan::slow_start::STEPS;
 use crate::plan::{
-    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, Scope, ServicePlan, ServicePortName,
+    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, Scope, ServicePlan,
+    ServicePortName,
 };
 use crate::store::{Capacity, Faults, FrontendKey};
 use crate::testing::generator::{Change, backend, frontend, name, service};
@@ -253,7 +255,8 @@ fn each_frontend_has_an_endpoint_if_there_are_too_few_ids() {
     fixture.trust_nothing();
     let local = |fixture: &Fixture| fixture.reconciler.health_checks()[&name("a")].local[&IpFamily::V4];
     let counts = |fixture: &Fixture| {
-        let services = fixture.contents().services.iter().filter(|(key, _)| key.addr == frontend(200).address);
+        let services =
+            fixture.contents().services.iter().filter(|(key, _)| key.addr == frontend(200).address);
         services.map(|(_, entry)| entry.slot_count).collect::<Vec<_>>()
     };
     let all: Vec<u8> = (1..=20).collect();
@@ -269,6 +272,30 @@ fn each_frontend_has_an_endpoint_if_there_are_too_few_ids() {
     fixture.again();
     fixture.change([with_lists(checked("a", 1, 20), &[20], &all)]);
     assert_eq!((counts(&fixture), local(&fixture)), (vec![0, 0], 0), "no endpoint serves clients outside");
+}
+
+#[test]
+fn slow_start_takes_no_more_than_half_of_the_slots_beyond_the_weights() {
+    let starts = |endpoints: u8| {
+        let (name, mut plan) = service("a", 1, 1..=endpoints);
+        for facts in plan
+            .iter_mut()
+            .flat_map(|plan| plan.ports.values_mut())
+            .flat_map(|port| port.backends.values_mut())
+        {
+            (facts.weight, facts.step) = (1, STEPS);
+        }
+        let first = plan.iter_mut().flat_map(|plan| plan.ports.values_mut()).next().unwrap();
+        first.backends.values_mut().next_back().unwrap().step = 1;
+        (name, plan)
+    };
+    let mut fixture = Fixture::new(ROOMY);
+    // The oracle knows no slow start.
+    fixture.trust_nothing();
+    fixture.change([starts(20)]);
+    assert_eq!(serves(&fixture, 1), Some(19 * 10 + 1));
+    fixture.change([starts(100)]);
+    assert_eq!((serves(&fixture, 1), fixture.reconciler.problems()), (Some(100), vec![]));
 }
 
 /// Returns the change of a Service with its Service in this namespace.
