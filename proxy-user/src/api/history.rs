@@ -4,14 +4,19 @@
 //! same numbers again, to other objects. The API server accepts a watch from a version that it has not reached yet, or
 //! that it has reached through other changes, and no event of such a watch shows that. So after a watch has broken, the
 //! agent requests the objects that changed last: a history without these changes is a different one.
+//!
+//! The rule that a version only moves forward does not replace this. Say that the agent has reached version 1000, etcd is
+//! restored at version 900, and while the watch is broken, the server makes 150 other changes. The watch resumes at 1000, every
+//! later event and bookmark has a higher version, and the changes from 901 to 1000 never arrive.
 
 use std::collections::VecDeque;
 
 use super::kinds::Watched;
 use super::transport::Source;
 
-/// Number of objects whose newest changes are kept.
-const KEPT: usize = 3;
+/// Number of objects whose newest changes are kept: if all of them are deleted while the watch is broken, as with a namespace,
+/// every agent lists again at the same time.
+const KEPT: usize = 16;
 
 /// A change of an object, as the watch reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]

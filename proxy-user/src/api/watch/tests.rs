@@ -340,6 +340,21 @@ async fn a_history_that_went_back_ends_in_a_new_list() {
     assert_eq!(test.services().await, ["c"]);
 }
 
+#[tokio::test]
+async fn objects_that_were_deleted_during_a_break_cause_no_list() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    for name in ["b", "c", "d", "e", "f"] {
+        test.send(SERVICES, "ADDED", &service(name, "10.96.0.2"));
+        while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == name) {}
+    }
+    test.asked();
+    fail_and_resume(&test).await;
+    let asked = test.asked();
+    assert!(!asked.iter().any(|request| request.contains("sendInitialEvents=true")), "{asked:?}");
+}
+
 /// The restored server has made as many changes as were lost before the agent asks it.
 #[tokio::test]
 async fn a_history_that_has_grown_again_is_known_by_its_objects() {
