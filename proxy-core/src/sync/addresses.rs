@@ -178,8 +178,10 @@ impl Addresses {
         for (address, job) in asked.into_iter().zip(jobs) {
             let Some(cause) = job.cause else { continue };
             self.dirty.insert(address);
-            let problem = self.problem_of(address, &cause);
-            self.failure.get_or_insert_with(|| Failure::after(self.before.as_ref(), problem, now));
+            if self.failure.is_none() {
+                let problem = self.problem_of(address, &cause);
+                self.failure = Some(Failure::after(self.before.as_ref(), problem, now));
+            }
         }
         // The entries that made room may be back.
         if turn == Turn::AfterPorts && self.dirty.is_empty() {

@@ -220,21 +220,22 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
     pub fn restore(&mut self, key: K, id: u32) -> bool {
         let takes = self.is_legal(id) && self.get(&key).is_none() && self.found.insert(id);
         if takes {
+            self.reserved.remove(&id);
             self.by_key.put(key, id);
         }
         takes
     }
 
-    /// Reserves an id that an unknown entry of the maps uses. Call it only before the restore ends.
+    /// Reserves an id that an unknown entry of the maps uses, unless a key has it. Call it only before the restore ends.
     pub fn reserve(&mut self, id: u32) {
-        if self.is_legal(id) {
+        if self.is_legal(id) && !self.found.contains(&id) {
             self.reserved.insert(id);
         }
     }
 
     /// Frees a reserved id, after the unknown entry was removed.
     pub fn unreserve(&mut self, id: u32) {
-        if self.reserved.remove(&id) && !self.iter().any(|(_, used)| used == id) {
+        if self.reserved.remove(&id) {
             self.free.push_back(id);
         }
     }
@@ -336,6 +337,20 @@ mod tests {
         assert!(ids.acquire(&7).is_err());
         ids.unreserve(5);
         assert_eq!(ids.acquire(&7), Ok(5));
+    }
+
+    #[test]
+    fn id_of_a_key_is_not_freed_with_an_unknown_entry() {
+        let mut ids = ids(4);
+        assert!(ids.restore(1, 1));
+        ids.reserve(1);
+        ids.reserve(2);
+        assert!(ids.restore(2, 2));
+        ids.restored();
+        assert_eq!(ids.used(), 2);
+        ids.unreserve(1);
+        ids.unreserve(2);
+        assert_eq!([ids.acquire(&3), ids.acquire(&4)], [Ok(3), Err(Exhausted { limit: 3 })]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The Services whose endpoints joined or left lately: sockets of pods are left to the packet programs meanwhile.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use proxy_core::model::ServiceName;
@@ -14,8 +14,8 @@ const HOLD: Duration = Duration::from_mins(1);
 pub(super) struct Rollouts {
     /// When each one no longer is.
     until: BTreeMap<ServiceName, Instant>,
-    /// The times of [`Rollouts::until`], also earlier ones of the same Service, in order.
-    ends: VecDeque<(Instant, ServiceName)>,
+    /// The times of [`Rollouts::until`], in order.
+    ends: BTreeSet<(Instant, ServiceName)>,
 }
 
 impl Rollouts {
@@ -29,7 +29,7 @@ impl Rollouts {
         now: Instant,
     ) {
         let Some(plan) = plan else {
-            self.until.remove(name);
+            self.set(name, None);
             return;
         };
         let has_changed = before.is_some_and(|before| {
@@ -37,29 +37,37 @@ impl Rollouts {
             ports.any(|(id, port)| before.ports.get(id).is_some_and(|before| differ(before, port)))
         });
         if has_changed {
-            self.until.insert(name.clone(), now + HOLD);
-            self.ends.push_back((now + HOLD, name.clone()));
+            self.set(name, Some(now + HOLD));
         }
         let is_changing = self.until.get(name).is_some_and(|until| now < *until);
         if is_changing {
             plan.ports.values_mut().for_each(|port| port.changing = may_be_left_to_packets(port));
         } else {
-            self.until.remove(name);
+            self.set(name, None);
+        }
+    }
+
+    fn set(&mut self, name: &ServiceName, until: Option<Instant>) {
+        let before = match until {
+            Some(until) => self.until.insert(name.clone(), until),
+            None => self.until.remove(name),
+        };
+        self.ends.extend(until.map(|until| (until, name.clone())));
+        if let Some(before) = before.filter(|_| before != until) {
+            self.ends.remove(&(before, name.clone()));
         }
     }
 
     /// Returns the time at which the next Service may no longer be changing.
     pub(super) fn wake(&self) -> Option<Instant> {
-        self.ends.front().map(|(at, _)| *at)
+        self.ends.first().map(|(at, _)| *at)
     }
 
     /// Starts a planning: returns the Services that are no longer changing.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
         let mut ended = Vec::new();
-        while let Some((_, name)) = self.ends.pop_front_if(|(at, _)| *at <= now) {
-            if self.until.get(&name).is_some_and(|until| *until <= now) {
-                ended.push(name);
-            }
+        while self.ends.first().is_some_and(|(at, _)| *at <= now) {
+            ended.extend(self.ends.pop_first().map(|(_, name)| name));
         }
         ended
     }
