@@ -91,6 +91,8 @@ impl<F: Net> Connection<F> {
 }
 
 const A: u16 = 4000;
+/// Jiffies after which the endpoint has forgotten a closed connection.
+const AFTER_TIME_WAIT: u32 = 67 * HZ;
 
 /// The client has a connection through the Service and a direct one from one port, so the endpoint sees the second one with
 /// another port. Both end, and the client connects to the endpoint from that port.
@@ -103,11 +105,13 @@ fn reuse_after_both_ended<F: Net>(end: Shape) {
     service.close(end);
     direct.close(end);
     assert!(live(maps).iter().all(|flow| is_closed(flow.bits())));
+    maps.advance(AFTER_TIME_WAIT);
     // The endpoint's numbers continue, since it sees the same ports.
     let again = Connection::open(maps, direct.seen, backend, [50 << 24, (40 << 24) + 1000]);
     assert_eq!(again.seen, direct.seen, "the ports are free");
     again.exchanges();
     again.close(end);
+    maps.advance(AFTER_TIME_WAIT);
     // And again through the Service.
     let service = Connection::open(maps, direct.seen, frontend, [60 << 24, (40 << 24) + 2000]);
     assert_eq!(service.seen, direct.seen);
@@ -220,25 +224,36 @@ fn an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset() {
     a_socket_in_time_wait::<V6>();
 }
 
-/// The endpoint closes a connection first, and the client connects to another frontend of the same endpoint from the same
-/// port: for the client this is another peer, so its numbers are unrelated.
-fn a_port_that_another_frontend_has_used<F: Net>() {
+/// A connection through the Service has ended, and its socket at the endpoint is in `TIME_WAIT`. The client connects from that
+/// port to `dst`: the numbers of this connection do not follow those of the first, so the endpoint would not accept its SYN.
+fn a_port_in_time_wait<F: Net>(dst: End<F>) {
     let maps = maps::<F>(BACKEND_LOCAL);
-    let frontend = frontend::<F>();
-    let other = (frontend.0, frontend.1 + 1);
-    let entry =
-        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
-    maps.add_service(ServiceKey::internal(other.0, other.1, PROTO_TCP), entry);
-    Connection::open(maps, A, frontend, [10 << 24, 20 << 24]).close(FIN);
-    let younger = Connection::open(maps, A, other, [1 << 24, 60 << 24]);
-    assert_ne!(younger.seen, A, "the endpoint's socket in TIME_WAIT would answer");
-    younger.close(FIN);
-    let again = Connection::open(maps, A, frontend, [90 << 24, 70 << 24]);
-    assert_eq!(again.seen, A, "the same peer");
+    let entry = ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    let (addr, port) = second_frontend::<F>();
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    let first = Connection::open(maps, A, frontend::<F>(), [10 << 24, 20 << 24]);
+    first.close(FIN);
+    let second = Connection::open(maps, A, dst, [5 << 24, 40 << 24]);
+    assert_ne!(second.seen, first.seen);
+    second.exchanges();
+    second.close(RST);
+    let again = Connection::open(maps, A, frontend::<F>(), [11 << 24, 30 << 24]);
+    assert_eq!(again.seen, first.seen, "the numbers of the same client and frontend follow each other");
+    again.close(FIN);
+    maps.advance(AFTER_TIME_WAIT);
+    assert_eq!(Connection::open(maps, A, dst, [6 << 24, 50 << 24]).seen, A);
+}
+
+fn second_frontend<F: Net>() -> End<F> {
+    (F::addr(97), 80)
 }
 
 #[test]
-fn port_of_a_closed_connection_to_another_frontend_stays_in_quarantine() {
-    a_port_that_another_frontend_has_used::<V4>();
-    a_port_that_another_frontend_has_used::<V6>();
+fn port_whose_socket_at_the_endpoint_is_in_time_wait_is_translated() {
+    for dst in [second_frontend::<V4>(), backend::<V4>()] {
+        a_port_in_time_wait::<V4>(dst);
+    }
+    for dst in [second_frontend::<V6>(), backend::<V6>()] {
+        a_port_in_time_wait::<V6>(dst);
+    }
 }

@@ -42,7 +42,7 @@ impl Model {
             self.reach("a port that another direct connection has");
         }
         let other = &self.flows[at];
-        if other.state.is_closed() {
+        if other.state.is_closed() && !other.is_in_time_wait(self.now) {
             self.reach("a direct packet that ends a closed flow");
             self.flows.remove(at);
             return Ok(Must::Pass);
