@@ -112,8 +112,8 @@ fn firewall(others: &Others) -> CheckLine {
             CHECK,
             format!("these chains drop or reject what no rule accepts: {}", some(found)),
             "rules that accept translated connections (kube-proxy's, `ct status dnat`) do not accept Ballast's: accept packets to \
-             the pods' ranges in FORWARD, and to ports of hostNetwork endpoints in INPUT (firewalld: `firewall-cmd --permanent \
-             --zone=trusted --add-source=PODS`, `--add-port=PORT/tcp`). If load balancers ask Services with policy Local for \
+             the pods' ranges in FORWARD, and to ports of hostNetwork endpoints in INPUT (firewalld: a zone for the \
+             pods and a policy to it; docs/coexistence.md#connection-tracking-and-firewalls-of-the-node has the commands). If load balancers ask Services with policy Local for \
              their health, accept each `spec.healthCheckNodePort` in INPUT, too: kube-proxy's rules did; the ports are usually \
              in the node port range (30000-32767/tcp)",
         ),
