@@ -98,6 +98,7 @@ enum Tests {
     Scale(scale::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
+    Traffic(test::traffic::Args),
 }
 
 #[derive(Subcommand)]
@@ -119,6 +120,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test(Either { command: Some(Tests::Scale(args)), .. }) => scale::run(&args),
         Command::Test(Either { command: Some(Tests::Cluster(args)), .. }) => cluster::run(&args),
         Command::Test(Either { command: Some(Tests::E2e(args)), .. }) => e2e::run(&args),
+        Command::Test(Either { command: Some(Tests::Traffic(args)), .. }) => test::traffic::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Release(Either { args, command: None }) => release::run(&args),

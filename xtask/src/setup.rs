@@ -38,6 +38,8 @@ pub enum Need {
     Image,
     /// Draw diagrams.
     Docs,
+    /// Run real clients, servers and neighbours.
+    Traffic,
 }
 
 /// A program, the Debian package that contains it, and what it is needed for.
@@ -47,26 +49,26 @@ struct Tool {
     needs: &'static [Need],
 }
 
-const TOOLS: [Tool; 26] = [
+const TOOLS: [Tool; 39] = [
     Tool {
         program: "ip",
         package: "iproute2",
-        needs: &[Need::Netns, Need::Kernel, Need::Demo, Need::Cluster],
+        needs: &[Need::Netns, Need::Kernel, Need::Demo, Need::Cluster, Need::Traffic],
     },
-    Tool { program: "nft", package: "nftables", needs: &[Need::Netns, Need::Cluster] },
+    Tool { program: "nft", package: "nftables", needs: &[Need::Netns, Need::Cluster, Need::Traffic] },
     Tool { program: "bpftool", package: "bpftool", needs: &[Need::Netns, Need::Demo] },
     Tool { program: "ethtool", package: "ethtool", needs: &[Need::Netns] },
     Tool { program: "tmux", package: "tmux", needs: &[Need::Netns] },
     Tool { program: "chromium", package: "chromium", needs: &[Need::Netns] },
-    Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo] },
-    Tool { program: "redis-cli", package: "redis-tools", needs: &[Need::Demo] },
+    Tool { program: "redis-server", package: "redis-server", needs: &[Need::Demo, Need::Traffic] },
+    Tool { program: "redis-cli", package: "redis-tools", needs: &[Need::Demo, Need::Traffic] },
     Tool { program: "qemu-system-x86_64", package: "qemu-system-x86", needs: &[Need::Kernel] },
     Tool { program: "qemu-system-aarch64", package: "qemu-system-arm", needs: &[Need::Arm] },
     Tool { program: "cpio", package: "cpio", needs: &[Need::Kernel] },
     Tool { program: "modprobe", package: "kmod", needs: &[Need::Kernel] },
     Tool { program: "busybox", package: "busybox-static", needs: &[Need::Kernel, Need::Cluster] },
     Tool { program: "runc", package: "runc", needs: &[Need::Cluster] },
-    Tool { program: "openssl", package: "openssl", needs: &[Need::Cluster] },
+    Tool { program: "openssl", package: "openssl", needs: &[Need::Cluster, Need::Traffic] },
     Tool { program: "iptables", package: "iptables", needs: &[Need::Netns, Need::Cluster] },
     Tool { program: "conntrack", package: "conntrack", needs: &[Need::Cluster] },
     Tool { program: "ipset", package: "ipset", needs: &[Need::Cluster] },
@@ -74,10 +76,23 @@ const TOOLS: [Tool; 26] = [
     Tool { program: "systemd-analyze", package: "systemd", needs: &[Need::Lint] },
     Tool { program: "dot", package: "graphviz", needs: &[Need::Docs] },
     Tool { program: "buildah", package: "buildah", needs: &[Need::Image] },
+    Tool { program: "wrk", package: "wrk", needs: &[Need::Traffic] },
+    Tool { program: "ab", package: "apache2-utils", needs: &[Need::Traffic] },
+    Tool { program: "nginx", package: "nginx-light", needs: &[Need::Traffic] },
+    Tool { program: "haproxy", package: "haproxy", needs: &[Need::Traffic] },
+    Tool { program: "iperf3", package: "iperf3", needs: &[Need::Traffic] },
+    Tool { program: "dnsperf", package: "dnsperf", needs: &[Need::Traffic] },
+    Tool { program: "unbound", package: "unbound", needs: &[Need::Traffic] },
+    Tool { program: "sipp", package: "sip-tester", needs: &[Need::Traffic] },
+    Tool { program: "keepalived", package: "keepalived", needs: &[Need::Traffic] },
+    Tool { program: "conntrackd", package: "conntrackd", needs: &[Need::Traffic] },
+    Tool { program: "firewalld", package: "firewalld", needs: &[Need::Traffic] },
+    Tool { program: "dbus-daemon", package: "dbus", needs: &[Need::Traffic] },
+    Tool { program: "pip3", package: "python3-pip", needs: &[Need::Traffic] },
     // A cluster copies these four into the images of its pods.
-    Tool { program: "curl", package: "curl", needs: &[Need::Cluster, Need::Demo] },
+    Tool { program: "curl", package: "curl", needs: &[Need::Cluster, Need::Demo, Need::Traffic] },
     Tool { program: "wget", package: "wget", needs: &[Need::Cluster] },
-    Tool { program: "dig", package: "bind9-dnsutils", needs: &[Need::Cluster] },
+    Tool { program: "dig", package: "bind9-dnsutils", needs: &[Need::Cluster, Need::Traffic] },
     Tool { program: "nc.openbsd", package: "netcat-openbsd", needs: &[Need::Cluster] },
 ];
 

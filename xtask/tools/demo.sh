@@ -5,19 +5,13 @@
 # demo.sh BALLAST MANIFEST [keep]     keep: the cluster stays at the end
 # demo.sh down                        deletes kept clusters and the remains of interrupted demos
 #
-# Everything that it creates is named after its PID, so that it can be removed, also after a crash.
 # shellcheck disable=SC2016,SC2086  # words of shell and of awk, and lists of words
-set -euo pipefail
-export PATH=$PATH:/usr/sbin:/sbin
+# shellcheck source=xtask/tools/lab.sh
+. "$(dirname "$0")/lab.sh" demo
 
 readonly service=10.96.0.10 service6=fd96::10 pods='redis-0 redis-1 redis-2' connections=300
 # The endpoint that is removed and added again.
 readonly going=redis-2 going4=10.2.0.12 going6=fd02::12
-tmp=${TMPDIR:-/tmp}
-cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
-[ -n "$cgroups" ] || { echo 'error: no cgroup2 is mounted: `mount -t cgroup2 cgroup2 /sys/fs/cgroup`' >&2; exit 1; }
-
-die() { echo "error: step ${step:-0}: $*" >&2; exit 1; }
 
 # --- what it prints: plain text for 80 to 100 columns, with colours on a terminal ---
 if { [ -t 1 ] || [ -n "${CLICOLOR_FORCE:-}" ]; } && [ -z "${NO_COLOR:-}" ]; then
@@ -52,70 +46,12 @@ run() {
     head_of 24 <<<"$out"
 }
 holds() { [[ $1 == *"$2"* ]]; }
-# Waits up to 20 s until a command succeeds.
-await() {
-    local end=$((SECONDS + 20))
-    until "${@:2}" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "waited 20 s for $1"
-        sleep 0.03
-    done
-}
-
-# --- the place of a demo on this machine ---
-start_of() { awk '{ sub(/.*\) /, ""); print $20 }' "/proc/$1/stat" 2>/dev/null || true; }
-namespaces() { (cd /run/netns 2>/dev/null && ls) | grep "^ballast-$1-" || true; }
-groups() { find "$cgroups" -maxdepth 1 -name "ballast-demo-$1-*"; }
-inhabitants() {
-    local name
-    for name in $(namespaces "$1"); do ip netns pids "$name"; done
-    groups "$1" | sed 's,$,/cgroup.procs,' | xargs -r cat 2>/dev/null || true
-}
-# Ends the processes of the demo with this PID, all of which were started for it, and removes everything that it created.
-take_down() {
-    local try name pids
-    for try in {1..200}; do
-        pids=$(inhabitants "$1")
-        [ -n "$pids" ] || break
-        case $try in 1) kill $pids ;; 100) kill -KILL $pids ;; esac 2>/dev/null || true
-        sleep 0.02
-    done
-    awk -v below="$tmp/ballast-demo-$1/" 'index($2, below) == 1 { print $2 }' /proc/self/mounts | while read -r name; do
-        # The pins hold programs as long as any copy of the mount exists.
-        rm -rf "$name/ballast"
-        umount "$name" || true
-    done
-    for name in $(namespaces "$1"); do ip netns delete "$name" || true; done
-    # A cgroup is busy for a moment after its last process has ended.
-    for _ in {1..100}; do groups "$1" | xargs -r rmdir 2>/dev/null && break; sleep 0.02; done
-    # The removal must not reach into a file system that is still mounted.
-    ! grep -q " $tmp/ballast-demo-$1/" /proc/self/mounts || { echo "error: still mounted in $tmp/ballast-demo-$1" >&2; return 1; }
-    rm -rf "$tmp/ballast-demo-$1"
-}
-# Removes what ended demos left behind; `$1`: also kept clusters.
-clear_up() {
-    local place number found=
-    for place in "$tmp"/ballast-demo-*/; do
-        number=${place%/} number=${number##*-}
-        # Any user can create a folder of this name, but only root can have run a demo.
-        [[ $number =~ ^[0-9]+$ && -O $place ]] || continue
-        # It still runs, and no other process has its number.
-        [ -z "$(start_of "$number")" ] || [ "$(start_of "$number")" != "$(cat "$place/started")" ] || continue
-        [ -n "$1" ] || [ ! -e "$place/kept" ] || continue
-        echo "removing the demo in ${place%/}" >&2
-        take_down "$number"
-        found=1
-    done
-    [ -n "$found" ] || [ -z "$1" ] || echo 'no demo is running' >&2
-}
 if [ "$1" = down ]; then clear_up kept; exit; fi
 clear_up ''
 
-readonly ballast=$1 example=$2 keep=${3:-} dir=$tmp/ballast-demo-$$
-declare -A agent traffic
-mkdir "$dir"
-start_of $$ >"$dir/started"
-trap '[ -e "$dir/kept" ] || take_down $$' EXIT
-trap 'exit 130' INT TERM HUP
+readonly example=$2 keep=${3:-}
+declare -A traffic
+begin_lab "$1"
 
 # --- the cluster: two nodes, their pods, and a machine whose sockets no hook sees ---
 readonly picture='
@@ -124,62 +60,9 @@ readonly picture='
    seen by no hook)         |- app     10.1.0.9            |- redis-1 10.2.0.11
                             `- redis-0 10.1.0.10           `- redis-2 10.2.0.12
   each of them has an IPv6 address, too: fd09::2, fd01::9, fd01::10, fd02::11, fd02::12'
-on() { ip -n "ballast-$$-$1" -batch -; }
-group() { echo "$cgroups/ballast-demo-$$-$1"; }
-# Creates the machine $1, and the script that runs a command on it; its processes are in the cgroup of the node $2, if given.
-machine() {
-    ip netns add "ballast-$$-$1"
-    cat >"$dir/$1" <<EOF
-#!/bin/sh
-# Runs a command as $1 would.
-${2:+echo \$\$ > '$(group "$2")/cgroup.procs' || exit}
-PATH='$dir/bin':\$PATH:/usr/sbin:/sbin
-BALLAST_BPFFS='$dir/bpf-${2:-node1}'
-export PATH BALLAST_BPFFS
-exec nsenter --net=/run/netns/ballast-$$-$1 "\$@"
-EOF
-    chmod +x "$dir/$1"
-    [ "$1" != "${2:-}" ] || mkdir "$(group "$1")"
-    # Enables forwarding, and lets addresses be used at once.
-    "$dir/$1" sh -ec 'cd /proc/sys/net
-        echo 1 > ipv4/ip_forward
-        for family in ipv4 ipv6; do echo 1 > $family/conf/all/forwarding; done
-        for which in all default; do
-            echo 0 > ipv4/conf/$which/rp_filter
-            echo 0 > ipv6/conf/$which/disable_ipv6
-            echo 0 > ipv6/conf/$which/accept_dad
-        done'
-    on "$1" <<<'link set lo up'
-}
-# Connects the guest $1 with the addresses $3 and $4 to the node $2 with routes, as most CNI plugins do.
-plug() {
-    on "$2" <<EOF
-link add $1 type veth peer name eth0 netns ballast-$$-$1
-link set $1 up
-address add 169.254.1.1/32 dev $1
-address add fe80::1/64 dev $1 nodad
-route add $3/32 dev $1
-route add $4/128 dev $1
-EOF
-    on "$1" <<EOF
-link set eth0 up
-address add $3/32 dev eth0
-address add $4/128 dev eth0 nodad
-route add 169.254.1.1 dev eth0 scope link
-route add default via 169.254.1.1 dev eth0
-route add default via fe80::1 dev eth0
-EOF
-}
 build() {
-    mkdir "$dir/manifests" "$dir/bin"
-    # A copy: a build during the demo must not replace the program that created the maps.
-    cp "$ballast" "$dir/bin/ballast"
-    local node
-    for node in node1 node2; do
-        machine $node $node
-        mkdir "$dir/bpf-$node"
-        mount -t bpf bpf "$dir/bpf-$node"
-    done
+    node node1
+    node node2
     on node1 <<<"link add eth0 type veth peer name eth0 netns ballast-$$-node2"
     on node1 <<EOF
 link set eth0 up
@@ -197,7 +80,7 @@ route add 192.168.9.0/24 via 172.30.0.1
 route add fd01::/64 via fd30::1
 route add fd09::/64 via fd30::1
 EOF
-    local name addresses
+    local name node addresses
     while read -r name node addresses; do
         if [ "$name" = vm ]; then machine vm; else machine "$name" "$node"; fi
         plug "$name" "$node" $addresses
@@ -219,22 +102,6 @@ start_pods() {
     for pod in redis-0:10.1.0.10 redis-1:10.2.0.11 redis-2:10.2.0.12; do
         await "${pod%:*} (its log: $dir/${pod%:*}.log)" "$dir/app" redis-cli -h "${pod#*:}" SET whoami "${pod%:*}"
     done
-}
-# The command line of a node's agent. Without an API server, nothing else tells which addresses belong to Services.
-agent_words() {
-    echo "ballast run --hostname-override $1 --manifests $dir/manifests --cgroup-root $(group "$1")" \
-        "--bind-address 172.30.0.${1#node} --service-cidrs 10.96.0.0/16,fd96::/112"
-}
-start_agent() {
-    # shellcheck disable=SC2046
-    "$dir/$1" $(agent_words "$1") </dev/null >>"$dir/agent-$1.log" 2>&1 &
-    agent[$1]=$!
-}
-is_well() { kill -0 "${agent[$1]}" || exit; "$dir/$1" ballast status; }
-await_agent() { (await "the agent of $1" is_well "$1") || die "the agent of $1: $(tail "$dir/agent-$1.log")"; }
-end_agent() {
-    kill -"$2" "${agent[$1]}"
-    { wait "${agent[$1]}" || true; } 2>/dev/null
 }
 # Replaces the manifest atomically: with `$1`, without the endpoints that have one of the addresses.
 manifest() {

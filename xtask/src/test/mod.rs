@@ -1,6 +1,7 @@
 //! `cargo xtask test`: runs the rungs of the tests, the cheapest first.
 
 mod rung;
+pub mod traffic;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
