@@ -31,10 +31,9 @@ pub struct Device {
     pub mac: u64,
     /// Its kind.
     pub kind: DeviceKind,
-    /// Whether it is a port of a bond or a team.
-    pub bonded: bool,
-    /// Whether its packets also pass another NIC: it is the fast path of a virtual machine's NIC, which has the addresses.
-    pub behind_nic: bool,
+    /// Whether each of its packets also passes another device, with the hooks of that one: it is a port of a bond or a team, the
+    /// fast path of a virtual machine's NIC, or an ifb, to which traffic shaping redirects what another device receives.
+    pub passes_another: bool,
     /// Whether it is the NIC of a virtual machine, whose hypervisor hands over large packets in one piece.
     pub paravirtual: bool,
     /// Whether its packets begin with an IP header.
@@ -124,7 +123,7 @@ fn mark_behind_nics(devices: &mut [Device]) {
     let is_nic = |device: &Device| device.kind == DeviceKind::Physical;
     let nics: BTreeSet<_> = devices.iter().filter(|one| is_nic(one)).map(|nic| nic.ifindex).collect();
     for device in devices.iter_mut().filter(|one| is_nic(one)) {
-        device.behind_nic = device.master.is_some_and(|master| nics.contains(&master));
+        device.passes_another |= device.master.is_some_and(|master| nics.contains(&master));
     }
 }
 
@@ -151,8 +150,11 @@ fn read(link: &LinkMessage) -> Option<Device> {
                         LinkInfo::Kind(kind) => {
                             device.kind = of_kind(kind);
                             device.vlan = *kind == InfoKind::Vlan;
+                            device.passes_another |= *kind == InfoKind::Ifb;
                         }
-                        LinkInfo::PortKind(InfoPortKind::Bond | InfoPortKind::Team) => device.bonded = true,
+                        LinkInfo::PortKind(InfoPortKind::Bond | InfoPortKind::Team) => {
+                            device.passes_another = true;
+                        }
                         _ => {}
                     }
                 }
@@ -253,7 +255,7 @@ mod tests {
             device(7, DeviceKind::Physical, Some(99)),
         ];
         mark_behind_nics(&mut devices);
-        let behind: Vec<_> = devices.iter().filter(|one| one.behind_nic).map(|one| one.ifindex).collect();
+        let behind: Vec<_> = devices.iter().filter(|one| one.passes_another).map(|one| one.ifindex).collect();
         assert_eq!(behind, [3]);
     }
 
@@ -284,10 +286,20 @@ mod tests {
             ]),
         ];
         let device = read(&link).unwrap();
-        assert!(device.ethernet && device.bonded && device.kind == DeviceKind::Veth);
+        assert!(device.ethernet && device.passes_another && device.kind == DeviceKind::Veth);
         assert_eq!((device.ifindex, device.name.as_str()), (7, "bond0p1"));
         assert_eq!(device.mac, 0x0900_0000_0002);
         assert_eq!((device.no_header, device.master, device.below), (false, None, None));
+    }
+
+    #[test]
+    fn ifb_sees_packets_of_another_device() {
+        let mut link = LinkMessage::default();
+        link.attributes = vec![
+            LinkAttribute::IfName("bwp1".to_owned()),
+            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Ifb)]),
+        ];
+        assert!(read(&link).unwrap().passes_another);
     }
 
     #[test]

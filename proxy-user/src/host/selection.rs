@@ -130,12 +130,10 @@ impl Selection {
 
 /// Whether packets from or to other machines and pods may pass this device: Ethernet, or no link-layer header.
 ///
-/// Ports of a bond or team are excluded, because each of their packets also passes the bond, and so are NICs behind the NIC
-/// of a virtual machine. A bridge is excluded and its ports are included: replies between two pods of one bridge never pass
+/// Devices whose packets also pass another one are excluded ([`Device::passes_another`]). A bridge is excluded and its ports are included: replies between two pods of one bridge never pass
 /// the bridge itself.
 fn automatic(device: &Device) -> bool {
-    let passes_another = device.bonded || device.behind_nic || matches!(device.kind, DeviceKind::Bridge);
-    (device.ethernet || device.no_header) && !passes_another
+    (device.ethernet || device.no_header) && !device.passes_another && device.kind != DeviceKind::Bridge
 }
 
 /// Whether `name` matches `pattern`; `*` is any text, `?` one character.
@@ -199,11 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn the_automatic_choice_takes_pods_and_leaves_ports_of_bonds_and_nics() {
+    fn the_automatic_choice_takes_pods_and_leaves_devices_whose_packets_pass_another() {
         let selection = Selection::default();
         assert!(selection.takes(&device("veth1", DeviceKind::Other)));
-        assert!(!selection.takes(&Device { bonded: true, ..device("eth1", DeviceKind::Other) }));
-        assert!(!selection.takes(&Device { behind_nic: true, ..device("enP1s1", DeviceKind::Physical) }));
+        assert!(!selection.takes(&Device { passes_another: true, ..device("eth1", DeviceKind::Other) }));
         assert!(!selection.takes(&Device { ethernet: false, ..device("lo", DeviceKind::Other) }));
         let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", DeviceKind::Other) };
         assert!(selection.takes(&tunnel));
