@@ -99,6 +99,7 @@ enum Tests {
     Cluster(cluster::Args),
     E2e(e2e::Args),
     Traffic(test::traffic::Args),
+    Devices(kernel::devices::Args),
 }
 
 #[derive(Subcommand)]
@@ -121,6 +122,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Test(Either { command: Some(Tests::Cluster(args)), .. }) => cluster::run(&args),
         Command::Test(Either { command: Some(Tests::E2e(args)), .. }) => e2e::run(&args),
         Command::Test(Either { command: Some(Tests::Traffic(args)), .. }) => test::traffic::run(&args),
+        Command::Test(Either { command: Some(Tests::Devices(args)), .. }) => kernel::devices::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Release(Either { args, command: None }) => release::run(&args),

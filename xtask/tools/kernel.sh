@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # kernel.sh LINE ARCH APT_ROOT CACHE BALLAST NETNS INITRAMFS
 # Downloads the newest kernel of a line, prints its image and its release, and writes an initramfs with which it runs the tests.
+# With DEVICES=devices.sh, it runs that script instead, with programs of the kernel's distribution.
 #
 # apt runs with lists of its own, and with the sources of a machine of the kernel's distribution, in which another suite
 # replaces the machine's. apt checks the signature of the index, and each package against the index.
@@ -11,10 +12,17 @@ export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 die() { echo "error: $*" >&2; exit 1; }
 
 # Modules that the tests need and distributions do not build in; other kernels have some of them built in.
-readonly modules='veth tun sch_ingress cls_bpf bridge inet_diag tcp_diag udp_diag crc32c_generic sctp'
+modules='veth tun sch_ingress cls_bpf bridge inet_diag tcp_diag udp_diag crc32c_generic sctp'
+readonly device_modules='bonding team team_mode_roundrobin 8021q vrf macvlan ipvlan macsec wireguard vxlan geneve ip_gre ip6_gre
+    ipip sit ip6_tunnel ifb act_mirred act_gact cls_u32 cls_matchall sch_tbf nft_ct nft_masq nft_chain_nat aes_generic ctr gcm
+    ghash-generic seqiv virtio_pci virtio_net vmxnet3 igb e1000e'
+readonly device_packages='bash busybox-static ethtool iproute2 libteam-utils socat wireguard-tools'
 # Patterns of the files to unpack; the 300 MB of other drivers are not needed.
 readonly parts=('*/boot/vmlinuz-*' '*/vmlinuz' '*/modules.*' '*/kernel/net/*' '*/kernel/lib/*' '*/kernel/crypto/*'
-    '*/kernel/drivers/net/tun.ko*' '*/kernel/drivers/net/veth.ko*')
+    '*/kernel/arch/*/crypto/*' '*/kernel/drivers/virtio/*' '*/kernel/drivers/net/vmxnet3/*'
+    '*/kernel/drivers/net/'{bonding,team,ipvlan,vxlan,wireguard,ethernet/intel/e1000e,ethernet/intel/igb}'/*'
+    '*/kernel/drivers/net/'{geneve,ifb,macsec,macvlan,net_failover,netkit,tun,veth,virtio_net,vrf}'.ko*'
+    '*/kernel/drivers/'{ptp,pps,dca,i2c}'/*')
 
 # Sets the distribution of a line, the suites with its packages (a release, then its updates), and the prefix of its versions.
 line() {
@@ -146,16 +154,14 @@ kernel() {
     echo "${parts[*]}" >"$kernel/parts"
 }
 
-# Debian's busybox, `ip` and C library of another architecture, unpacked into the folder $1. The C library is that of the Debian
-# release that the cross compiler is from.
+# Unpacks packages ($2, and those that they need) into the folder $1. `open` has set where they are from.
 userland() {
-    local deb distribution=debian
-    [ ! -e "$1/bin/sh" ] || return 0
-    open / "$(field / VERSION_CODENAME)"
+    local deb
     # Merged /usr, as in every Debian release since 2023; packages use either path.
-    mkdir -p "$1"/usr/{bin,sbin,lib}
-    ln -sfn usr/bin usr/sbin usr/lib "$1"
-    apt apt-get -qq -y --no-install-recommends --download-only install busybox-static iproute2 >&2
+    mkdir -p "$1"/usr/{bin,sbin,lib,lib64}
+    ln -sfn usr/bin usr/sbin usr/lib usr/lib64 "$1"
+    # shellcheck disable=SC2086
+    apt apt-get -qq -y --no-install-recommends --download-only install $2 >&2
     for deb in "$archive"/cache/archives/*.deb; do
         dpkg-deb --fsys-tarfile "$deb" | tar -x -C "$1" --keep-directory-symlink --exclude ./usr/share
     done
@@ -176,7 +182,18 @@ initramfs() {
     root=$2.root
     rm -rf "$root"
     mkdir -p "$root"/{dev,proc,run,sys,tmp,modules,ballast}
-    if [ "$arch" = "$(uname -m)" ]; then
+    if [ -n "${DEVICES:-}" ]; then
+        local tools=$cache/devices-${suites// /-}
+        [ -e "$tools/bin/sh" ] || {
+            # shellcheck disable=SC2086
+            open "$apt_root" $suites
+            userland "$tools" "$device_packages"
+        }
+        cp -a "$tools/." "$root"
+        cp "$DEVICES" "$root/ballast/devices.sh"
+        printf %s "${DEVICES_WANTED:-}" >"$root/ballast/wanted"
+        modules+=" $device_modules"
+    elif [ "$arch" = "$(uname -m)" ]; then
         mkdir -p "$root"/bin "$root"/usr/sbin
         cp -L "$(command -v busybox)" "$root/bin/busybox"
         # busybox's shell prefers its own `ip` to the one in PATH; a plain shell does not.
@@ -184,14 +201,19 @@ initramfs() {
         cp -L "$(command -v ip)" "$(command -v tc)" "$root/usr/sbin"
         with_libraries /bin/sh "$(command -v busybox)" "$(command -v ip)" "$(command -v tc)" "$ballast" "$netns"
     else
+        # The C library is that of the Debian release that the cross compiler is from.
         foreign=$cache/userland-$(field / VERSION_CODENAME)-$debian
-        userland "$foreign"
+        [ -e "$foreign/bin/sh" ] || {
+            distribution=debian
+            open / "$(field / VERSION_CODENAME)"
+            userland "$foreign" 'busybox-static iproute2'
+        }
         cp -a "$foreign/." "$root"
     fi
     cp "$ballast" "$root/ballast/ballast"
     cp "$netns" "$root/ballast/netns"
     # A small virtual machine keeps the files in memory.
-    "${STRIP:-strip}" --strip-debug "$root"/ballast/*
+    "${STRIP:-strip}" --strip-debug "$root"/ballast/{ballast,netns}
     for file in $(load_order "$modules" <"$folder/modules.dep"); do
         # Uncompressed, because busybox cannot read xz.
         name=$((number++))-$(basename "${file%.xz}")
@@ -211,7 +233,13 @@ mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 for module in $(ls /modules | sort -n); do insmod /modules/$module; done
 echo booted: $(uname -r)
-BALLAST_BIN=/ballast/ballast BALLAST_OWN_CLOCK=1 RUST_BACKTRACE=1 /ballast/netns --kernel-smoke
+if [ -e /ballast/devices.sh ]; then
+    # No devices that the kernel adds to each namespace by itself.
+    echo 1 >/proc/sys/net/core/fb_tunnels_only_for_init_net
+    bash -c 'mapfile -t wanted </ballast/wanted; exec bash /ballast/devices.sh /ballast/ballast /ballast/netns "${wanted[@]}"'
+else
+    BALLAST_BIN=/ballast/ballast BALLAST_OWN_CLOCK=1 RUST_BACKTRACE=1 /ballast/netns --kernel-smoke
+fi
 echo ballast-kernel-test-status $?
 poweroff -f
 INIT

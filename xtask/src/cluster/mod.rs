@@ -7,7 +7,7 @@ mod ballast;
 mod cni;
 mod control;
 mod deployed;
-mod faults;
+pub mod faults;
 mod image;
 mod kubeadm;
 mod machine;

@@ -19,6 +19,28 @@ const MARKER: &str = "ballast-kernel-test-status";
 /// Time limit of a boot with its tests. Without hardware virtualization, a boot takes 5 s and the verifier is 20 times slower.
 const LIMIT: Duration = Duration::from_mins(20);
 
+/// The same with NICs: the script tests more than 30 kinds of devices.
+const LONG_LIMIT: Duration = Duration::from_mins(90);
+
+/// Runs qemu in a network namespace, in which a bridge connects its NICs: three of each kind, those of virtio with two queues.
+/// A kind that this qemu lacks is left out.
+const WITH_NICS: &str = r#"
+ip link add br0 type bridge
+ip link set br0 up
+number=0
+for kind in virtio-net-pci,mq=on,vectors=8 vmxnet3 igb e1000e; do
+    "$0" -device help 2>/dev/null | grep -q "name \"${kind%%,*}\"" || continue
+    for _ in 1 2 3; do
+        number=$((number + 1)) queues=1 multi=
+        case $kind in virtio*) queues=2 multi=multi_queue ;; esac
+        ip tuntap add tap$number mode tap $multi
+        ip link set tap$number master br0 up
+        set -- "$@" -netdev tap,id=n$number,ifname=tap$number,script=no,downscript=no,queues=$queues \
+            -device $kind,netdev=n$number,mac=02:00:00:00:01:$(printf %02x $number)
+    done
+done
+exec "$0" "$@""#;
+
 /// Printed by the init script when the kernel has booted.
 const BOOTED: &str = "booted:";
 
@@ -36,10 +58,11 @@ enum End {
 }
 
 /// Boots, prints the console's lines, and returns them. Returns an error unless the tests inside have passed.
-pub fn run(arch: Arch, kernel: &Path, initramfs: &Path) -> Result<Vec<String>> {
+/// With `nics`, it has NICs ([`WITH_NICS`]), and more time.
+pub fn run(arch: Arch, kernel: &Path, initramfs: &Path, nics: bool) -> Result<Vec<String>> {
     for _ in 0..BOOTS {
         let console = RefCell::new(Vec::new());
-        match boot(arch, kernel, initramfs, &console)? {
+        match boot(arch, kernel, initramfs, nics, &console)? {
             End::Status(status) => return verdict(&status).map(|()| console.into_inner()),
             End::NotBooted => log::line(format_args!("    no sign of life in {} s", BOOT_LIMIT.as_secs())),
         }
@@ -47,17 +70,20 @@ pub fn run(arch: Arch, kernel: &Path, initramfs: &Path) -> Result<Vec<String>> {
     bail!("the kernel did not boot in {BOOTS} attempts")
 }
 
-fn boot(arch: Arch, kernel: &Path, initramfs: &Path, said: &RefCell<Vec<String>>) -> Result<End> {
+fn boot(arch: Arch, kernel: &Path, initramfs: &Path, nics: bool, said: &RefCell<Vec<String>>) -> Result<End> {
     let (program, machine, console) = match arch {
         Arch::X86 => ("qemu-system-x86_64", ["-cpu", "max", "-vga", "none"], "ttyS0"),
         // Not `max`: emulation of its pointer authentication takes most of the time.
         Arch::Arm => ("qemu-system-aarch64", ["-cpu", "cortex-a76", "-machine", "virt"], "ttyAMA0"),
     };
     // The kernel kills it when we end, for whatever reason.
-    let mut qemu = Cmd::new("setpriv")
-        .args(["--pdeathsig", "KILL", program])
+    let qemu = Cmd::new("setpriv").args(["--pdeathsig", "KILL"]);
+    let qemu = if nics { qemu.args(["unshare", "--net", "sh", "-ec", WITH_NICS]) } else { qemu };
+    let mut qemu = qemu
+        .arg(program)
         // Not KVM: some machines have none, and with an incomplete KVM qemu hangs.
-        .args(["-accel", "tcg", "-smp", "2", "-m", "2048", "-nic", "none"])
+        .args(["-accel", "tcg", "-smp", "2", "-m", "2048"])
+        .args(if nics { &[][..] } else { &["-nic", "none"] })
         .args(machine)
         // Not -nographic: with it, the firmware also uses the console, with escape codes that clear a terminal.
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
@@ -73,7 +99,7 @@ fn boot(arch: Arch, kernel: &Path, initramfs: &Path, said: &RefCell<Vec<String>>
         .spawn()
         .with_context(|| format!("cannot start {program}"))?;
     let console = qemu.stdout.take().context("qemu has no console")?;
-    let end = watch(&lines(console), Instant::now(), |line| {
+    let end = watch(&lines(console), Instant::now(), if nics { LONG_LIMIT } else { LIMIT }, |line| {
         log::line(format_args!("    | {line}"));
         said.borrow_mut().push(line.to_owned());
     });
@@ -97,10 +123,10 @@ fn lines(console: ChildStdout) -> mpsc::Receiver<String> {
     receiver
 }
 
-fn watch(lines: &mpsc::Receiver<String>, start: Instant, show: impl Fn(&str)) -> Result<End> {
+fn watch(lines: &mpsc::Receiver<String>, start: Instant, limit: Duration, show: impl Fn(&str)) -> Result<End> {
     let mut booted = false;
     loop {
-        let deadline = start + if booted { LIMIT } else { BOOT_LIMIT };
+        let deadline = start + if booted { limit } else { BOOT_LIMIT };
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 show(&line);
@@ -110,7 +136,7 @@ fn watch(lines: &mpsc::Receiver<String>, start: Instant, show: impl Fn(&str)) ->
                 }
             }
             Err(mpsc::RecvTimeoutError::Timeout) if !booted => return Ok(End::NotBooted),
-            Err(mpsc::RecvTimeoutError::Timeout) => bail!("no result after {} min", LIMIT.as_secs() / 60),
+            Err(mpsc::RecvTimeoutError::Timeout) => bail!("no result after {} min", limit.as_secs() / 60),
             Err(mpsc::RecvTimeoutError::Disconnected) => bail!("qemu ended before the tests did"),
         }
     }
@@ -140,7 +166,7 @@ mod tests {
     }
 
     fn end(text: &[&str], start: Instant) -> Result<End> {
-        watch(&console(text), start, |_| ())
+        watch(&console(text), start, LIMIT, |_| ())
     }
 
     #[test]
@@ -158,8 +184,8 @@ mod tests {
     fn a_hang_before_our_script_is_told_from_one_in_the_tests() {
         let (sender, receiver) = mpsc::channel();
         let long_ago = Instant::now().checked_sub(LIMIT).unwrap();
-        assert!(matches!(watch(&receiver, long_ago, |_| ()), Ok(End::NotBooted)));
+        assert!(matches!(watch(&receiver, long_ago, LIMIT, |_| ()), Ok(End::NotBooted)));
         sender.send(format!("{BOOTED} 6.1")).unwrap();
-        assert!(watch(&receiver, long_ago, |_| ()).unwrap_err().to_string().contains("no result"));
+        assert!(watch(&receiver, long_ago, LIMIT, |_| ()).unwrap_err().to_string().contains("no result"));
     }
 }

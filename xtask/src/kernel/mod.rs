@@ -4,6 +4,7 @@
 //! verifier, TCX.
 
 mod boot;
+pub mod devices;
 mod record;
 
 use std::fs;
@@ -37,7 +38,7 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, apt_root: &Path, recor
         let line = release.split('.').take(2).collect::<Vec<_>>().join(".");
         (line, release, programs.run_here()?)
     } else {
-        let (release, console) = programs.boot(workspace, name, arch, apt_root)?;
+        let (release, console) = programs.boot(workspace, name, arch, apt_root, None)?;
         let name = if arch == Arch::X86 { name.to_owned() } else { format!("{name} {arch}") };
         (name, release, console)
     };
@@ -106,23 +107,30 @@ impl Programs {
         Ok(said.lines().map(str::to_owned).collect())
     }
 
-    /// Boots the newest kernel of a line; returns its release and the lines of the console.
+    /// Boots the newest kernel of a line; returns its release and the lines of the console. With `devices`, it has NICs, and runs
+    /// the script of [`devices`] with these arguments, one per line.
     fn boot(
         &self,
         workspace: &Workspace,
         line: &str,
         arch: Arch,
         root: &Path,
+        devices: Option<&str>,
     ) -> Result<(String, Vec<String>)> {
         let initramfs = workspace.target().join(format!("kernel-{line}-{arch}.cpio"));
-        let told = Cmd::new(workspace.root().join("xtask/tools/kernel.sh"))
+        let mut script = Cmd::new(workspace.root().join("xtask/tools/kernel.sh"))
             .args([line, &arch.to_string()])
             .args([root, &workspace::cache()?, &self.agent, &self.tests, &initramfs])
-            .env("STRIP", cross::tool(arch, "strip"))
-            .read_with_stderr_shown()?;
+            .env("STRIP", cross::tool(arch, "strip"));
+        if let Some(devices) = devices {
+            script = script
+                .env("DEVICES", workspace.root().join(devices::SCRIPT))
+                .env("DEVICES_WANTED", devices);
+        }
+        let told = script.read_with_stderr_shown()?;
         let (image, release) = told.trim().split_once('\n').context("kernel.sh names no kernel")?;
         let what = format!("Linux {release} under qemu");
-        let console = log::timed(&what, || boot::run(arch, Path::new(image), &initramfs));
+        let console = log::timed(&what, || boot::run(arch, Path::new(image), &initramfs, devices.is_some()));
         // It is large, and the next run writes its own.
         fs::remove_file(&initramfs).with_context(|| format!("cannot remove {}", initramfs.display()))?;
         Ok((release.to_owned(), console?))

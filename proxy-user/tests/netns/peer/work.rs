@@ -243,7 +243,11 @@ fn converse(mut stream: TcpStream, client: SocketAddr, name: &str) -> io::Result
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut message = Vec::new();
     while reader.read_until(END, &mut message)? > 0 {
-        writeln!(stream, "{name}|{client}|{}", message.len())?;
+        // As long as the message, so that large messages show large packets in both directions.
+        let mut answer = format!("{name}|{client}|{}", message.len()).into_bytes();
+        answer.resize(answer.len().max(message.len() - 1), b' ');
+        answer.push(END);
+        stream.write_all(&answer)?;
         if message.first() == Some(&LAST) {
             break;
         }

@@ -14,7 +14,7 @@ mod foreign;
 mod load;
 mod node;
 mod objects;
-mod page;
+pub mod page;
 mod plugin;
 mod probe;
 mod rolling;

@@ -49,7 +49,7 @@ fn machine() -> String {
 }
 
 /// Returns the page with this part in the place of the old one, or at the end.
-fn replaced(page: &str, part: &str, text: &str) -> String {
+pub fn replaced(page: &str, part: &str, text: &str) -> String {
     let (begin, end) = (format!("<!-- begin {part} -->\n"), format!("<!-- end {part} -->\n"));
     let whole = format!("{begin}{text}{end}");
     let old = page.find(&begin).zip(page.find(&end)).filter(|(from, to)| from < to);
