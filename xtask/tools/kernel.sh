@@ -203,11 +203,11 @@ initramfs() {
     else
         # The C library is that of the Debian release that the cross compiler is from.
         foreign=$cache/userland-$(field / VERSION_CODENAME)-$debian
-        [ -e "$foreign/bin/sh" ] || {
+        [ -e "$foreign/bin/sh" ] || (
             distribution=debian
             open / "$(field / VERSION_CODENAME)"
             userland "$foreign" 'busybox-static iproute2'
-        }
+        )
         cp -a "$foreign/." "$root"
     fi
     cp "$ballast" "$root/ballast/ballast"
