@@ -46,7 +46,11 @@ fn main() -> ExitCode {
     #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
     set_up_resolver();
     app::supervisor::end_on_panic();
-    let result = if is_plugin() { plugin(&KubectlArgs::parse()) } else { ballast() };
+    let result = match own_name().as_deref() {
+        Some("kubectl-ballast" | "kubectl_ballast") => plugin(&KubectlArgs::parse()),
+        Some("kubectl_complete-ballast") => complete_plugin(),
+        _ => ballast(),
+    };
     match result {
         Ok(code) => code,
         Err(error) => {
@@ -63,11 +67,15 @@ fn ballast() -> anyhow::Result<ExitCode> {
     run(parse())
 }
 
-/// Whether kubectl started the program as a plugin: under its second name.
-fn is_plugin() -> bool {
-    let name = std::env::args_os().next().map(PathBuf::from);
-    let name = name.as_ref().and_then(|name| name.file_stem()?.to_str());
-    matches!(name, Some("kubectl-ballast" | "kubectl_ballast"))
+/// Returns the name under which the program was started; kubectl has names for its plugins.
+fn own_name() -> Option<String> {
+    let path = std::env::args_os().next().map(PathBuf::from)?;
+    Some(path.file_stem()?.to_str()?.to_owned())
+}
+
+fn complete_plugin() -> anyhow::Result<ExitCode> {
+    print(&complete::for_kubectl(std::env::args_os().skip(1)).context("cannot complete the command line")?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {

@@ -14,6 +14,7 @@ pub mod list;
 mod mirror;
 pub mod network;
 pub mod observe;
+pub mod on_nodes;
 mod options;
 pub mod otlp;
 pub mod page;

@@ -2,6 +2,7 @@
 //!
 //! The completion script of a shell runs this program with the variable [`VARIABLE`] set.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
@@ -11,6 +12,7 @@ use clap_complete::env::Shells;
 
 use super::args::Args;
 use super::args::inspect::Shell;
+use super::args::kubectl::KubectlArgs;
 use super::check::judge::CHECKS;
 use super::{candidates, show};
 
@@ -38,12 +40,32 @@ fn command() -> Command {
 fn with_columns(parent: &str, command: Command) -> Command {
     let path = format!("{parent} {}", command.get_name());
     let columns = show::columns(path.trim());
-    let command = if columns.is_empty() {
+    let command = if columns.is_empty() || !command.get_arguments().any(|arg| arg.get_id() == "sort_by") {
         command
     } else {
         command.mut_arg("sort_by", |arg| arg.add(candidates::words(columns)))
     };
     command.mut_subcommands(|below| with_columns(&path, below))
+}
+
+/// Answers kubectl, which completes a plugin's command line with the program `kubectl_complete-NAME`: one candidate per line, and
+/// the number of a directive of cobra. `words`: those after `kubectl ballast`, of which the last one is incomplete.
+pub fn for_kubectl(words: impl Iterator<Item = OsString>) -> io::Result<String> {
+    /// No names of files.
+    const DIRECTIVE: &str = ":4\n";
+    let words: Vec<_> = std::iter::once(OsString::from("kubectl-ballast")).chain(words).collect();
+    let last = words.len().saturating_sub(1);
+    let mut command = KubectlArgs::command().mut_subcommands(|one| with_columns("", one));
+    let mut answer = String::new();
+    for candidate in clap_complete::engine::complete(&mut command, words, last, None)? {
+        answer.push_str(&candidate.get_value().to_string_lossy());
+        if let Some(help) = candidate.get_help() {
+            let help = help.to_string();
+            answer.extend(["\t", help.lines().next().unwrap_or_default()]);
+        }
+        answer.push('\n');
+    }
+    Ok(answer + DIRECTIVE)
 }
 
 /// Returns the completion script for a shell.
@@ -81,7 +103,7 @@ mod tests {
     #[test]
     fn the_shell_completes_every_value_that_can_be_known() {
         let complete = |words: &str| -> Vec<String> {
-            let words: Vec<_> = words.split(' ').map(std::ffi::OsString::from).collect();
+            let words: Vec<_> = words.split(' ').map(OsString::from).collect();
             let last = words.len() - 1;
             let found = clap_complete::engine::complete(&mut command(), words, last, None).unwrap();
             found.iter().map(|one| one.get_value().to_string_lossy().into_owned()).collect()
@@ -107,6 +129,21 @@ mod tests {
         ] {
             let found = complete(words);
             assert!(found.iter().any(|one| one == expected), "{words}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn kubectl_gets_candidates_of_the_plugin_and_a_directive() {
+        for (words, expected) in [
+            ("s", "status\t"),
+            ("flow list --state ", "half-open\n"),
+            ("stats --sort-by re", "reply-bytes\n"),
+            ("monitor --reason ", "no_endpoint\n"),
+            ("map dump serv", "services6\n"),
+        ] {
+            let answer = for_kubectl(words.split(' ').map(OsString::from)).unwrap();
+            assert!(answer.split_inclusive('\n').any(|line| line.starts_with(expected)), "{words}: {answer}");
+            assert!(answer.ends_with("\n:4\n"), "{answer}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Answers of the nodes.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::Display;
 
 /// The output of a command, on a node or of the plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,11 +22,19 @@ impl Outcome {
 
     /// Adds what a node reports to standard error.
     pub(super) fn note(&mut self, node: &str, text: &str) {
-        for line in text.trim().lines() {
-            // Writing to a `String` cannot fail.
-            let _ = writeln!(self.stderr, "{node}: {line}");
+        for line in lines(&BTreeMap::from([(node, text)])) {
+            self.stderr.extend([&*line, "\n"]);
         }
     }
+}
+
+/// Returns what nodes report, each line with its node in front.
+pub(super) fn lines(messages: &BTreeMap<impl Display, impl AsRef<str>>) -> Vec<String> {
+    let mut all = Vec::new();
+    for (node, text) in messages {
+        all.extend(text.as_ref().trim().lines().map(|line| format!("{node}: {line}")));
+    }
+    all
 }
 
 /// Answers of the nodes, or why a node did not answer, by the node's name.

@@ -1,7 +1,7 @@
 //! Finds the agents' pods, and runs `ballast` in them.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::future::Future;
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1 as whole;
@@ -9,15 +9,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{AttachParams, AttachedProcess, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
-use super::answers::Outcome;
+use super::answers::{Outcome, PerNode};
 use super::error::{KubectlError, cause};
 use crate::api::connect;
 use crate::api::pod::{Pod, pods};
-use crate::cli::args::kubectl::{ClusterArgs, MergedSelectorArgs};
-use crate::cli::args::list::NamespaceArgs;
+use crate::cli::args::kubectl::{ClusterArgs, NamedIn};
+use crate::cli::args::list::{NamespaceArgs, SelectorArgs};
 use crate::cli::selector::ServiceFilter;
 use crate::cli::show::ShowError;
 use proxy_core::model::nearest::{did_you_mean, nearest};
@@ -80,7 +81,7 @@ impl Cluster {
             }
             None => Config::from_kubeconfig(&options).await.map_err(kubeconfig)?,
         };
-        let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let namespace = config.default_namespace.clone();
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = connect::command_client(config)
             .map_err(|error| KubectlError::api(&server, "create a client for the API server", &error))?;
@@ -92,35 +93,41 @@ impl Cluster {
         move |error| KubectlError::api(&self.server, what, &error)
     }
 
-    /// Returns which namespaces the command line gives.
-    pub fn namespaces(&self, args: &MergedSelectorArgs) -> NamespaceArgs {
-        NamespaceArgs { namespace: self.args.namespace.clone(), all_namespaces: args.all_namespaces }
+    /// Sets the namespace of names without one, if the command line gives it.
+    pub fn in_namespace(&mut self, args: &NamedIn) {
+        if let Some(namespace) = &args.namespace {
+            self.namespace.clone_from(namespace);
+        }
     }
 
     /// Returns the named Services. A name without namespace is in the namespace of the context, as in kubectl.
-    pub fn filters(&self, args: &MergedSelectorArgs) -> Result<Vec<ServiceFilter>, ShowError> {
-        let flags = self.namespaces(args);
-        let parse = |text: &String| ServiceFilter::parse_with_default(text, &flags, &self.namespace);
+    pub fn filters(&self, args: &SelectorArgs) -> Result<Vec<ServiceFilter>, ShowError> {
+        let parse = |text: &String| ServiceFilter::parse_with_default(text, &args.namespace, &self.namespace);
         Ok(args.services.iter().map(parse).collect::<Result<_, _>>()?)
     }
 
     /// Returns the arguments that select the same Services on a node.
-    pub fn selection(&self, args: &MergedSelectorArgs) -> Result<Vec<String>, ShowError> {
-        let NamespaceArgs { namespace, all_namespaces } = self.namespaces(args);
+    pub fn selection(&self, args: &SelectorArgs) -> Result<Vec<String>, ShowError> {
+        let NamespaceArgs { namespace, all_namespaces } = &args.namespace;
         let mut words = Vec::new();
-        if all_namespaces {
+        if *all_namespaces {
             words.push("--all-namespaces".to_owned());
         } else {
-            words.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
+            words.extend(namespace.iter().map(|namespace| format!("--namespace={namespace}")));
         }
         words.extend(args.selector.iter().map(|labels| format!("--selector={labels}")));
         words.extend(self.filters(args)?.iter().map(ToString::to_string));
         Ok(words)
     }
 
-    /// Returns how long a node may take to answer.
-    pub fn patience(&self) -> Duration {
-        self.args.patience
+    /// Waits for an answer of a node as long as `--request-timeout` allows.
+    pub async fn within<T>(&self, answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        let limit = self.args.request_timeout;
+        if limit.is_zero() {
+            return answer.await;
+        }
+        let late = |_| Err(format!("no answer within {limit:?} (--request-timeout)"));
+        timeout(limit, answer).await.unwrap_or_else(late)
     }
 
     /// Returns the selected agents, sorted by node.
@@ -155,10 +162,7 @@ impl Cluster {
             }
             Ok(Outcome { stdout: stdout?, stderr, is_well })
         };
-        match timeout(self.args.patience, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(format!("no answer within {:?}", self.args.patience)),
-        }
+        self.within(asked).await
     }
 
     /// Runs `ballast` on many nodes. Returns the answers in the order of `agents`.
@@ -173,6 +177,14 @@ impl Cluster {
             async move { (agent.node.clone(), self.ask(&agent, arguments).await) }
         };
         stream::iter(agents.to_vec()).map(ask).buffered(AT_ONCE).collect().await
+    }
+
+    /// Runs `ballast` on all selected nodes, and returns their JSON.
+    pub async fn ask_json<T: DeserializeOwned>(
+        &self,
+        arguments: &[&str],
+    ) -> Result<PerNode<T>, KubectlError> {
+        Ok(super::decoded(self.ask_all(&self.agents().await?, arguments).await))
     }
 
     /// Runs `ballast` on many nodes, a few at a time, since an answer may be large. Returns the answers in the order in which

@@ -60,14 +60,6 @@ pub enum KubectlError {
     /// A name does not lead to a usable object.
     #[error("{0}")]
     Name(String),
-    /// A command failed on a node.
-    #[error("node {node}: {message}")]
-    Node {
-        /// Name of the node.
-        node: String,
-        /// Message of the node.
-        message: String,
-    },
     /// The arguments select nothing, or the output cannot be written as JSON or YAML.
     #[error(transparent)]
     Show(#[from] ShowError),

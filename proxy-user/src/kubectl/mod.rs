@@ -1,14 +1,14 @@
 //! `kubectl ballast`: asks the agents of all nodes at the same time, and merges their answers.
 //!
 //! [`cluster`] finds the agents' pods and runs `ballast` in them as the user; pure functions of [`status`], [`services`] and
-//! [`wait`] merge the answers; [`names`] resolves names of pods and Services; [`ui`] serves the page of the whole cluster.
+//! [`wait`] merge the answers, [`merged`] writes them, and [`lists`] and [`stream`] write those that stay apart; [`names`] resolves names of pods and Services; [`ui`] serves the page of the whole cluster.
 
 mod answers;
 mod cluster;
 mod error;
 mod forward;
 mod lists;
-mod monitor;
+mod merged;
 mod names;
 mod services;
 mod status;
@@ -20,12 +20,14 @@ mod wait;
 use std::fmt::Write as _;
 use std::io::Write;
 
+use clap::ValueEnum as _;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::cli::args::kubectl::{
-    KubectlArgs, KubectlCommand, MergedSelectorArgs, MergedServiceCommand, NodeBackendCommand,
-    NodeFlowCommand, NodeListArgs,
+    KubectlArgs, KubectlCommand, NodesBackendCommand, NodesFlowCommand, NodesMapCommand, NodesServiceCommand,
 };
+use crate::cli::args::list::{Output, SelectorArgs, ViewArgs};
 use crate::cli::show::document;
 pub use answers::Outcome;
 use answers::PerNode;
@@ -42,51 +44,105 @@ async fn run_async(
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<Outcome, KubectlError> {
-    let cluster = Cluster::connect(&args.cluster).await?;
+    if let KubectlCommand::Version(version) = &args.command
+        && version.args.format.output.output.is_text()
+    {
+        // It is known without a cluster.
+        writeln!(out, "{}", status::own_version())?;
+    }
+    let mut cluster = Cluster::connect(&args.cluster).await?;
     match &args.command {
-        KubectlCommand::Status { output } => {
-            let answers: PerNode<status::Node> =
-                decoded(cluster.ask_all(&cluster.agents().await?, &["status", "-o", "json"]).await);
-            let well = status::is_well(&answers);
-            let text = if output.is_document() {
-                document(&status::json(&answers), *output)?
-            } else {
-                status::text(&answers)
-            };
-            Ok(Outcome::new(text, well))
+        KubectlCommand::Status(status) => {
+            merged::write(&status.args, out, err, async || {
+                Ok(status::table(cluster.ask_json(&["status", "-o", "json"]).await?))
+            })
+            .await
         }
-        KubectlCommand::Service { command: MergedServiceCommand::List { output, selector } } => {
+        KubectlCommand::Version(version) => {
+            merged::write(&version.args, out, err, async || {
+                Ok(status::versions(cluster.ask_json(&["version", "-o", "json"]).await?))
+            })
+            .await
+        }
+        KubectlCommand::Service { command: NodesServiceCommand::List(list) } => {
             // Labels are read here, as the user.
-            let words = cluster.selection(&MergedSelectorArgs { selector: None, ..selector.clone() })?;
-            let selector = names::selector(&cluster, selector).await?;
-            let mut answers: PerNode<services::List> = decoded(frontends(&cluster, &words).await?);
-            services::select(&mut answers, &selector)?;
-            Ok(services::render(&services::merge(&answers), *output)?)
+            let words = cluster.selection(&SelectorArgs { selector: None, ..list.args.selector.clone() })?;
+            let selector = names::selector(&cluster, &list.args.selector).await?;
+            merged::write(&list.args.list.view, out, err, async || {
+                let mut answers: PerNode<services::NodeList> = decoded(frontends(&cluster, &words).await?);
+                services::select(&mut answers, &selector)?;
+                Ok(services::table(services::merge(&answers)))
+            })
+            .await
         }
-        KubectlCommand::Check { output } => {
-            let answers = cluster.ask_all(&cluster.agents().await?, &["check", "-o", "json"]).await;
-            let answers: PerNode<lists::Checked> = decoded(answers);
-            let (text, well) = lists::checked(&answers);
-            if output.is_document() {
-                return Ok(Outcome::new(document(&lists::by_node(&answers), *output)?, well));
+        KubectlCommand::Service { command: NodesServiceCommand::Show(show) } => {
+            let output = show.args.reader.format.output;
+            let words =
+                words(&cluster, &["service", "show"], output, &show.words, Some(&show.args.selector))?;
+            once(&cluster, &words, output, true).await
+        }
+        KubectlCommand::Check(check) => {
+            let words = words(&cluster, &["check"], Output::Json, &check.words, None)?;
+            let answers: PerNode<Value> = cluster.ask_json(&refs(&words)).await?;
+            let checked = answers.clone().into_iter().map(|(node, answer)| (node, answer.and_then(parsed)));
+            let (text, well) = lists::checked(&checked.collect(), check.args.output);
+            if check.args.output.is_document() {
+                return Ok(Outcome::new(document(&lists::by_node(&answers), check.args.output)?, well));
             }
             Ok(Outcome::new(text, well))
         }
-        KubectlCommand::Backend { command: NodeBackendCommand::List(args) } => {
-            let words = lists::arguments(&["backend", "list"], args, cluster.selection(&args.selector)?);
-            list(&cluster, &words, args, out, err).await
+        KubectlCommand::Backend { command: NodesBackendCommand::List(backends) } => {
+            let (list, selector) = (&backends.args.list.view, Some(&backends.args.selector));
+            let words =
+                words(&cluster, &["backend", "list"], list.format.output.output, &backends.words, selector)?;
+            each(&cluster, words, list, out, err).await
         }
-        KubectlCommand::Flow { command: NodeFlowCommand::List(args) } => {
-            let words = lists::flow_arguments(args, cluster.selection(&args.list.selector)?);
-            list(&cluster, &words, &args.list, out, err).await
+        KubectlCommand::Flow { command: NodesFlowCommand::List(flows) } => {
+            let (list, selector) = (&flows.args.list.view, Some(&flows.args.which.selector));
+            let words =
+                words(&cluster, &["flow", "list"], list.format.output.output, &flows.words, selector)?;
+            each(&cluster, words, list, out, err).await
         }
-        KubectlCommand::Stats(args) => {
-            let words = lists::arguments(&["stats"], args, cluster.selection(&args.selector)?);
-            list(&cluster, &words, args, out, err).await
+        KubectlCommand::Stats(stats) => {
+            let (list, selector) = (&stats.args.list.view, Some(&stats.args.selector));
+            let words = words(&cluster, &["stats"], list.format.output.output, &stats.words, selector)?;
+            each(&cluster, words, list, out, err).await
         }
-        KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,
-        KubectlCommand::Monitor(args) => {
-            let is_well = monitor::run(&cluster, &cluster.agents().await?, args, out, err).await?;
+        KubectlCommand::Programmed(programmed) => {
+            let (list, selector) = (&programmed.args.list, Some(&programmed.args.selector));
+            let words =
+                words(&cluster, &["programmed"], list.format.output.output, &programmed.words, selector)?;
+            each(&cluster, words, list, out, err).await
+        }
+        KubectlCommand::Map { command: NodesMapCommand::List(maps) } => {
+            let list = &maps.args.list.view;
+            let words = words(&cluster, &["map", "list"], list.format.output.output, &maps.words, None)?;
+            each(&cluster, words, list, out, err).await
+        }
+        KubectlCommand::Map { command: NodesMapCommand::Dump(map) } => {
+            let list = &map.args.list.view;
+            let words = words(&cluster, &["map", "dump"], list.format.output.output, &map.words, None)?;
+            each(&cluster, words, list, out, err).await
+        }
+        KubectlCommand::Top(top) => {
+            let output = top.args.format.output;
+            let words = words(&cluster, &["top", "--once"], output, &top.words, Some(&top.args.selector))?;
+            once(&cluster, &words, output, true).await
+        }
+        KubectlCommand::Explain { named_in, format, client, destination } => {
+            cluster.in_namespace(named_in);
+            explain(&cluster, client, destination, format.output).await
+        }
+        KubectlCommand::Monitor(monitor) => {
+            let args = &monitor.args;
+            let mut words = words(&cluster, &["monitor"], args.output, &monitor.words, Some(&args.selector))?;
+            words.push(stream::END_WITH_STDIN.to_owned());
+            if !words.iter().any(|word| word.starts_with("--timeout=")) {
+                words.extend(args.timeout.map(|time| format!("--timeout={}s", time.as_secs())));
+            }
+            let agents = cluster.agents().await?;
+            let render = stream::rows(args.output, stream::width(&agents), false);
+            let is_well = stream::run(&cluster, &agents, &words, render, args.count, out, err).await?;
             Ok(Outcome::new(String::new(), is_well))
         }
         KubectlCommand::Ui { port } => {
@@ -94,8 +150,31 @@ async fn run_async(
             Ok(Outcome::new(String::new(), true))
         }
         KubectlCommand::Sysdump { file } => sysdump::run(&cluster, file.as_deref()).await,
-        KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
+        KubectlCommand::Wait { named_in, object, timeout, .. } => {
+            cluster.in_namespace(named_in);
+            wait::run(&cluster, object, *timeout).await
+        }
     }
+}
+
+/// Returns the command for a node: its name, the format that is merged here, and the other arguments as they were given.
+fn words(
+    cluster: &Cluster,
+    command: &[&str],
+    output: Output,
+    given: &[String],
+    selector: Option<&SelectorArgs>,
+) -> Result<Vec<String>, KubectlError> {
+    let mut all: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
+    // YAML is written here, of the JSON of the nodes.
+    let output = if output == Output::Yaml { Output::Json } else { output };
+    let format = output.to_possible_value().map(|value| format!("--output={}", value.get_name()));
+    all.extend(format);
+    all.extend_from_slice(given);
+    if let Some(selector) = selector {
+        all.extend(cluster.selection(selector)?);
+    }
+    Ok(all)
 }
 
 /// Asks all nodes for the frontends of a selection. A node that does not have one of the Services refuses, and is asked for
@@ -117,31 +196,51 @@ async fn frontends(
 }
 
 /// Asks all nodes for a list, or watches it on all nodes.
-async fn list(
+async fn each(
     cluster: &Cluster,
-    words: &[String],
-    args: &NodeListArgs,
+    mut words: Vec<String>,
+    list: &ViewArgs,
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<Outcome, KubectlError> {
-    let (agents, output) = (cluster.agents().await?, args.output);
-    if args.watch {
-        let render = lists::watched(output, stream::width(&agents).max("NODE".len()));
-        let is_well = stream::run(cluster, &agents, words, render, out, err).await?;
-        return Ok(Outcome::new(String::new(), is_well));
+    let (output, has_headings) = (list.format.output.output, !list.format.no_headers);
+    if !list.watch {
+        return once(cluster, &words, output, has_headings).await;
     }
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let answers = cluster.ask_all(&agents, &words).await;
-    if !output.is_document() {
-        return Ok(lists::text(&answers, output));
+    words.push(stream::END_WITH_STDIN.to_owned());
+    let agents = cluster.agents().await?;
+    let render = stream::rows(output, stream::width(&agents), has_headings);
+    let is_well = stream::run(cluster, &agents, &words, render, None, out, err).await?;
+    Ok(Outcome::new(String::new(), is_well))
+}
+
+/// Asks all nodes once; a document has the answer of each node by its name.
+async fn once(
+    cluster: &Cluster,
+    words: &[String],
+    output: Output,
+    has_headings: bool,
+) -> Result<Outcome, KubectlError> {
+    if output.is_document() {
+        let answers: PerNode<Value> = cluster.ask_json(&refs(words)).await?;
+        let is_well = answers.values().all(Result::is_ok);
+        return Ok(Outcome::new(document(&lists::by_node(&answers), output)?, is_well));
     }
-    let answers: PerNode<serde_json::Value> = decoded(answers);
-    let is_well = answers.values().all(Result::is_ok);
-    Ok(Outcome::new(document(&lists::by_node(&answers), output)?, is_well))
+    let answers = cluster.ask_all(&cluster.agents().await?, &refs(words)).await;
+    Ok(lists::text(&answers, output, has_headings))
+}
+
+fn refs(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
 }
 
 /// Asks the node where the connection starts, or all nodes if it is unknown.
-async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<Outcome, KubectlError> {
+async fn explain(
+    cluster: &Cluster,
+    client: &str,
+    destination: &str,
+    output: Output,
+) -> Result<Outcome, KubectlError> {
     let (client, destination) =
         (names::client(cluster, client).await?, names::destination(cluster, destination).await?);
     let agents = cluster.agents().await?;
@@ -149,14 +248,28 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<O
         Some(node) => cluster::select(agents, std::slice::from_ref(node))?,
         None => agents,
     };
-    let answers = cluster.ask_all(&agents, &["explain", &client.is, &destination]).await;
+    let mut words = vec!["explain", &client.is, &destination];
+    match output {
+        Output::Text => {}
+        Output::Wide => words.push("--output=wide"),
+        Output::Name => words.push("--output=name"),
+        Output::Short | Output::Json | Output::Yaml | Output::Otlp => words.push("--output=json"),
+    }
+    let answers = cluster.ask_all(&agents, &words).await;
+    if output.is_document() {
+        let answers: PerNode<Value> = decoded(answers);
+        let is_well = answers.values().all(Result::is_ok);
+        return Ok(Outcome::new(document(&lists::by_node(&answers), output)?, is_well));
+    }
     let mut all = Outcome::new(String::new(), true);
     for (node, answer) in answers {
         match answer {
             Ok(Outcome { stdout, is_well: true, .. }) => {
-                // Writing to a `String` cannot fail.
-                let _ =
-                    write!(all.stdout, "{} on node {node} connects to {destination}\n{stdout}", client.told);
+                if output.is_text() {
+                    // Writing to a `String` cannot fail.
+                    let _ = writeln!(all.stdout, "{} on node {node} connects to {destination}", client.told);
+                }
+                all.stdout.push_str(&stdout);
             }
             Ok(Outcome { stderr: message, .. }) | Err(message) => {
                 all.is_well = false;
@@ -171,11 +284,20 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<O
 fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Outcome, String>)>) -> PerNode<T> {
     let decode = |answer: Outcome| {
         serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
-            "" => format!("cannot parse the answer: {error}"),
+            "" => unreadable(&error),
             told => told.to_owned(),
         })
     };
     answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()
+}
+
+/// Reads the used part of an answer.
+fn parsed<T: DeserializeOwned>(answer: Value) -> Result<T, String> {
+    serde_json::from_value(answer).map_err(|error| unreadable(&error))
+}
+
+fn unreadable(error: &serde_json::Error) -> String {
+    format!("cannot parse the answer: {error}")
 }
 
 #[cfg(test)]

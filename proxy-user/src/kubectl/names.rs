@@ -10,8 +10,7 @@ use serde::de::DeserializeOwned;
 use super::cluster::Cluster;
 use super::error::KubectlError;
 use crate::api::pod::{Pod, pods};
-use crate::cli::args::kubectl::MergedSelectorArgs;
-use crate::cli::args::list::NamespaceArgs;
+use crate::cli::args::list::SelectorArgs;
 use crate::cli::selector::ServiceSelector;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
@@ -113,11 +112,10 @@ async fn names<K: Clone + DeserializeOwned + Debug>(api: &Api<K>) -> Result<Vec<
 /// Evaluates the arguments that select Services; asks the API server if they contain labels.
 pub(super) async fn selector(
     cluster: &Cluster,
-    args: &MergedSelectorArgs,
+    args: &SelectorArgs,
 ) -> Result<ServiceSelector, KubectlError> {
     let services = cluster.filters(args)?;
-    let NamespaceArgs { namespace, all_namespaces } = cluster.namespaces(args);
-    let namespace = namespace.filter(|_| !all_namespaces);
+    let namespace = args.namespace.namespace.clone().filter(|_| !args.namespace.all_namespaces);
     let Some(labels) = &args.selector else {
         return Ok(ServiceSelector { namespace, labelled: None, services });
     };

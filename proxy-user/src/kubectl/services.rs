@@ -1,22 +1,21 @@
 //! `kubectl ballast service list`: the frontends that all nodes have programmed, and the nodes that differ.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::answers::{Outcome, PerNode};
-use crate::cli::args::list::Output;
+use super::answers::{self, PerNode};
+use super::merged::MergedList;
 use crate::cli::selector::{SelectorError, ServiceFilter, ServiceSelector, nearest_services};
-use crate::cli::show::{ShowError, Table, document};
+use crate::cli::show::{Column, List, Row as MergedRow, ShowError};
 
 /// Maximum number of endpoints in a cell before `+ N more`, as in kubectl.
 const SHOWN: usize = 3;
 
 /// The used part of `ballast service list -o json`.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct List {
+pub(super) struct NodeList {
     pub frontends: Vec<Frontend>,
 }
 
@@ -76,7 +75,7 @@ fn parts(service: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// Keeps the selected Services. Fails if no node that has answered has a named Service or the namespace.
-pub(super) fn select(nodes: &mut PerNode<List>, selector: &ServiceSelector) -> Result<(), ShowError> {
+pub(super) fn select(nodes: &mut PerNode<NodeList>, selector: &ServiceSelector) -> Result<(), ShowError> {
     let mut known = KnownPorts::new();
     for frontend in nodes.values().flatten().flat_map(|list| &list.frontends) {
         let port = frontend.key.address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
@@ -110,7 +109,7 @@ pub(super) fn select(nodes: &mut PerNode<List>, selector: &ServiceSelector) -> R
 }
 
 /// Compares the frontends of the nodes. With the policy `Local`, endpoints differ by design.
-pub(super) fn merge(nodes: &PerNode<List>) -> Merged {
+pub(super) fn merge(nodes: &PerNode<NodeList>) -> Merged {
     let mut found: BTreeMap<&Key, BTreeMap<&str, &Frontend>> = BTreeMap::new();
     let mut merged = Merged::default();
     let mut answered = Vec::new();
@@ -189,62 +188,61 @@ fn does(verdict: &str) -> String {
     format!("{verdict}{}", if verdict == "pass" { "es" } else { "s" })
 }
 
-fn list<'a>(endpoints: impl IntoIterator<Item = &'a SocketAddr>) -> String {
+fn listed<'a>(endpoints: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     endpoints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn cell(endpoints: Vec<&SocketAddr>) -> String {
     let more = endpoints.len().saturating_sub(SHOWN);
-    let shown = list(endpoints.into_iter().take(SHOWN));
+    let shown = listed(endpoints.into_iter().take(SHOWN));
     if more > 0 { format!("{shown} + {more} more") } else { shown }
 }
 
-/// Renders the frontends in the requested format; the exit code is 0 if all nodes have answered.
-pub(super) fn render(merged: &Merged, output: Output) -> Result<Outcome, ShowError> {
-    let mut all = if output.is_document() {
-        return Ok(Outcome::new(document(merged, output)?, merged.silent.is_empty()));
-    } else if output == Output::Name {
-        let names: BTreeSet<&str> = merged.frontends.iter().map(|row| &*row.key.service).collect();
-        Outcome::new(names.into_iter().flat_map(|name| [name, "\n"]).collect(), true)
-    } else {
-        Outcome::new(text(merged, output == Output::Wide), true)
-    };
-    if merged.frontends.is_empty() && merged.nodes > 0 {
-        all.stderr.push_str("No Services are programmed.\n");
-    }
-    for (node, error) in &merged.silent {
-        all.is_well = false;
-        all.note(node, error);
-    }
-    Ok(all)
-}
-
-/// Returns the text for people: `*` marks a row if nodes differ, and a line below the table describes each difference.
-fn text(merged: &Merged, is_wide: bool) -> String {
-    let wide: &[&str] = if is_wide { &["FOR", "POLICY"] } else { &[] };
-    let headings = ["SERVICE", "TYPE", "ADDRESS"].iter().chain(wide).chain(&["NODES", "ENDPOINTS"]);
-    let mut table = Table::new(headings.copied());
-    for row in &merged.frontends {
+/// Returns the frontends as a table; `*` marks a row if nodes differ, and a line below the table describes each difference. The
+/// exit code is 0 if all nodes have answered.
+pub(super) fn table(merged: Merged) -> MergedList<Row> {
+    let Merged { nodes, frontends, silent } = merged;
+    let columns = [
+        Column::new("SERVICE"),
+        Column::new("TYPE"),
+        Column::new("ADDRESS"),
+        Column::new("FOR").wide(),
+        Column::new("POLICY").wide(),
+        Column::new("NODES"),
+        Column::new("ENDPOINTS").narrow(),
+        Column::new("ENDPOINTS").wide(),
+    ];
+    let mut list = List::new("frontends", columns, "No Services are programmed.");
+    let mut notes = Vec::new();
+    for row in frontends {
         let Key { service, r#type, address, protocol, scope } = &row.key;
         let mark = if row.differs.is_empty() { "" } else { "*" };
-        let endpoints = match row.verdict.as_str() {
-            _ if row.policy == "Local" => "<by node> (policy Local)".to_owned(),
-            "forward" if is_wide => list(&row.endpoints),
-            "forward" => cell(row.endpoints.iter().collect()),
-            verdict => format!("<none> ({})", does(verdict)),
+        let [narrow, wide] = match row.verdict.as_str() {
+            _ if row.policy == "Local" => ["<by node> (policy Local)"; 2].map(str::to_owned),
+            "forward" => [cell(row.endpoints.iter().collect()), listed(&row.endpoints)],
+            verdict => [(); 2].map(|()| format!("<none> ({})", does(verdict))),
         };
-        let mut cells = vec![service.clone(), r#type.clone(), format!("{address}/{protocol}")];
-        cells.extend(is_wide.then(|| [scope.clone(), row.policy.clone()]).into_iter().flatten());
-        cells.push(format!("{}/{}{mark}", merged.nodes - row.differs.len(), merged.nodes));
-        cells.push(endpoints);
-        table.row(cells);
+        let cells = vec![
+            service.clone(),
+            r#type.clone(),
+            format!("{address}/{protocol}"),
+            scope.clone(),
+            row.policy.clone(),
+            format!("{}/{nodes}{mark}", nodes - row.differs.len()),
+            narrow,
+            wide,
+        ];
+        notes.extend(row.differs.iter().map(|(node, how)| format!("* {node}: {service} {address}: {how}")));
+        let key = format!("{service} {} {address} {protocol} {scope}", r#type);
+        list.push(MergedRow { group: "frontends", name: service.clone(), key, cells, value: row });
     }
-    let mut text = table.render_rows();
-    for row in &merged.frontends {
-        for (node, how) in &row.differs {
-            // Writing to a `String` cannot fail.
-            let _ = writeln!(text, "* {node}: {} {}: {how}", row.key.service, row.key.address);
-        }
+    let mut messages = answers::lines(&silent);
+    if list.rows().is_empty() && nodes > 0 {
+        messages.insert(0, "No Services are programmed.".to_owned());
     }
-    text
+    let is_well = silent.is_empty();
+    let document = [("nodes".to_owned(), nodes.into()), ("silent".to_owned(), serde_json::json!(silent))]
+        .into_iter()
+        .collect();
+    MergedList { list, notes, messages, document, is_well }
 }

@@ -1,87 +1,172 @@
-//! `kubectl ballast status`: one line for each node, and the problems with their nodes.
+//! `kubectl ballast status` and `version`: one row for each node, and the problems with their nodes.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use serde::{Deserialize, Serialize};
+use proxy_common::version::ABI_VERSION;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
-use super::answers::PerNode;
-use crate::cli::show::Table;
+use super::answers::{self, PerNode};
+use super::merged::MergedList;
+use super::parsed;
+use crate::cli::show::{Column, List, Row, bytes};
 
 /// The used part of `ballast status -o json`.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Node {
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Node {
     /// The node has no problems.
-    pub ok: bool,
-    /// State of the agent.
-    pub agent: AgentState,
-    /// Numbers of objects; `null` without maps.
-    pub counts: Option<Counts>,
+    ok: bool,
+    agent: AgentState,
+    /// `null` without maps.
+    counts: Option<Counts>,
+    attachments: Vec<Attachment>,
+    /// Resident memory of the agent, in bytes.
+    resident: Option<u64>,
     /// Problems, in sentences.
-    pub problems: Vec<String>,
+    problems: Vec<String>,
 }
 
-/// State of the agent of a node.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct AgentState {
+#[derive(Clone, Debug, Default, Deserialize)]
+struct AgentState {
     /// `ok`, `unhealthy`, `down`, `not-asked`.
-    pub state: String,
+    state: String,
 }
 
-/// Numbers of objects on a node.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Counts {
+#[derive(Clone, Debug, Deserialize)]
+struct Counts {
     ports: usize,
     frontends: usize,
     backends: usize,
     flows: u64,
 }
 
-/// Whether all nodes have answered and have no problems.
-pub(super) fn is_well(nodes: &PerNode<Node>) -> bool {
-    nodes.values().all(|node| node.as_ref().is_ok_and(|node| node.ok))
+#[derive(Clone, Debug, Deserialize)]
+struct Attachment {
+    attached: bool,
 }
 
-/// Returns the JSON for scripts: for each node its answer, or `{"ok": false, "error": ...}`.
-pub(super) fn json(nodes: &PerNode<Node>) -> serde_json::Value {
-    let one = |node: &Result<Node, String>| match node {
-        Ok(node) => serde_json::json!(node),
-        Err(error) => serde_json::json!({ "ok": false, "error": error }),
-    };
-    let nodes: BTreeMap<_, _> = nodes.iter().map(|(name, node)| (name.as_str(), one(node))).collect();
-    serde_json::json!({ "nodes": nodes })
-}
-
-/// Returns the text for people.
-pub(super) fn text(nodes: &PerNode<Node>) -> String {
-    let headings = ["NODE", "OK", "AGENT", "PORTS", "ADDRESSES", "ENDPOINTS", "FLOWS", "PROBLEMS"];
-    let mut table = Table::new(headings).right(&[3, 4, 5, 6, 7]);
-    let mut problems: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (name, node) in nodes {
-        let unknown = || vec!["-".to_owned(); 4];
-        let (ok, agent, counts, found) = match node {
-            Ok(node) => {
-                let counts = node.counts.as_ref().map_or_else(unknown, |c| {
-                    [c.ports as u64, c.frontends as u64, c.backends as u64, c.flows]
-                        .map(|n| n.to_string())
-                        .to_vec()
-                });
-                (node.ok, node.agent.state.as_str(), counts, node.problems.as_slice())
-            }
-            Err(error) => (false, "no answer", unknown(), std::slice::from_ref(error)),
-        };
-        for problem in found {
-            problems.entry(problem).or_default().push(name);
+/// Returns the state of the nodes as a table; the exit code is 0 if all nodes have answered and have no problems.
+pub(super) fn table(nodes: PerNode<Value>) -> MergedList<Value> {
+    let columns = [
+        Column::new("NODE"),
+        Column::new("OK"),
+        Column::new("AGENT"),
+        Column::new("PORTS").number().sorted_by("counts.ports"),
+        Column::new("ADDRESSES").number().sorted_by("counts.frontends"),
+        Column::new("ENDPOINTS").number().sorted_by("counts.backends"),
+        Column::new("FLOWS").number().sorted_by("counts.flows").clock(),
+        Column::new("PROGRAMS").number().wide(),
+        Column::new("MEMORY").number().wide().sorted_by("resident").clock(),
+        Column::new("PROBLEMS").number(),
+    ];
+    let mut list = List::new("nodes", columns, "No nodes.");
+    let mut problems: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut is_well = true;
+    let documents = documents(&nodes, json!({ "ok": false }));
+    let of_all = nodes.len();
+    for (name, answer) in nodes {
+        let node = answer.and_then(parsed).unwrap_or_else(|error| Node {
+            agent: AgentState { state: "no answer".to_owned() },
+            problems: vec![error],
+            ..Node::default()
+        });
+        is_well &= node.ok;
+        let cell =
+            |of: fn(&Counts) -> u64| node.counts.as_ref().map(of).map_or("-".to_owned(), |n| n.to_string());
+        let attached = node.attachments.iter().filter(|one| one.attached).count();
+        let cells = vec![
+            name.clone(),
+            if node.ok { "yes" } else { "no" }.to_owned(),
+            node.agent.state.clone(),
+            cell(|counts| counts.ports as u64),
+            cell(|counts| counts.frontends as u64),
+            cell(|counts| counts.backends as u64),
+            cell(|counts| counts.flows),
+            format!("{attached}/{}", node.attachments.len()),
+            node.resident.map_or("-".to_owned(), bytes),
+            node.problems.len().to_string(),
+        ];
+        for problem in node.problems {
+            problems.entry(problem).or_default().push(name.clone());
         }
-        let lead = [name.clone(), if ok { "yes" } else { "no" }.to_owned(), agent.to_owned()];
-        table.row(lead.into_iter().chain(counts).chain([found.len().to_string()]));
+        list.push(row(&name, cells, &documents));
     }
-    let mut text = table.render("No nodes.");
-    for (problem, on) in problems {
-        let place =
-            if on.len() == nodes.len() && on.len() > 1 { "all nodes".to_owned() } else { on.join(", ") };
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(text, "{place}: {problem}");
+    let place = |on: Vec<String>| {
+        if on.len() == of_all && on.len() > 1 { "all nodes".to_owned() } else { on.join(", ") }
+    };
+    let notes = problems.into_iter().map(|(problem, on)| format!("{}: {problem}", place(on))).collect();
+    let document = [("nodes".to_owned(), documents.into())].into_iter().collect();
+    MergedList { list, notes, messages: Vec::new(), document, is_well }
+}
+
+/// The used part of `ballast version -o json`.
+#[derive(Clone, Debug, Deserialize)]
+struct Versions {
+    version: String,
+    abi: u32,
+    agent: AgentVersion,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct AgentVersion {
+    /// `null`: the agent does not answer.
+    version: Option<String>,
+}
+
+/// Returns the versions of this program.
+pub(super) fn own_version() -> String {
+    format!("kubectl-ballast {} (ABI {ABI_VERSION})", env!("CARGO_PKG_VERSION"))
+}
+
+/// Returns the versions of the nodes as a table; the exit code is 0 if all nodes have answered.
+pub(super) fn versions(nodes: PerNode<Value>) -> MergedList<Value> {
+    let columns = ["NODE", "PROGRAM", "ABI", "AGENT"].map(Column::new);
+    let mut list = List::new("nodes", columns, "No nodes.");
+    let documents = documents(&nodes, json!({}));
+    let mut silent = BTreeMap::new();
+    for (name, answer) in nodes {
+        match answer.and_then(parsed) {
+            Ok(Versions { version, abi, agent }) => {
+                let agent = agent.version.unwrap_or_else(|| "no answer".to_owned());
+                list.push(row(&name, vec![name.clone(), version, abi.to_string(), agent], &documents));
+            }
+            Err(error) => drop(silent.insert(name, error)),
+        }
     }
-    text
+    let own = [
+        ("version", json!(env!("CARGO_PKG_VERSION"))),
+        ("abi", json!(ABI_VERSION)),
+        ("nodes", documents.into()),
+    ];
+    let document = own.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
+    MergedList {
+        list,
+        notes: Vec::new(),
+        is_well: silent.is_empty(),
+        messages: answers::lines(&silent),
+        document,
+    }
+}
+
+/// Returns each node's document, or `failed` with the field `error`.
+fn documents(nodes: &PerNode<Value>, failed: Value) -> Map<String, Value> {
+    let one = |answer: &Result<Value, String>| match answer {
+        Ok(document) => document.clone(),
+        Err(error) => {
+            let mut failed = failed.clone();
+            failed["error"] = json!(error);
+            failed
+        }
+    };
+    nodes.iter().map(|(name, answer)| (name.clone(), one(answer))).collect()
+}
+
+/// Returns the row of a node: its document, with its name.
+fn row(name: &str, cells: Vec<String>, documents: &Map<String, Value>) -> Row<Value> {
+    let mut value = documents.get(name).cloned().unwrap_or_default();
+    if let Value::Object(value) = &mut value {
+        value.insert("node".to_owned(), json!(name));
+    }
+    Row { group: "nodes", name: name.to_owned(), key: name.to_owned(), cells, value }
 }

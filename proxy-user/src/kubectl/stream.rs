@@ -1,13 +1,17 @@
 //! Commands that run on all nodes until they are interrupted: their lines as one stream.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::cluster::{Agent, Cluster, Stdin, failure, is_success};
 use super::error::KubectlError;
+use crate::cli::args::list::Output;
+use crate::cli::show::document;
 
 /// Ends a command on a node with its input: the container runtime does not end a process whose reader has gone, but it closes
 /// the process's standard input.
@@ -22,12 +26,13 @@ const MOST: usize = 1 << 20;
 type Line = Result<String, String>;
 
 /// Runs `ballast` with these arguments on all nodes, and writes what `render` returns for a node and its line, until the stream
-/// of each node has ended. Returns whether no node failed.
+/// of each node has ended or `most` lines are written. Returns whether no node failed.
 pub(super) async fn run(
     cluster: &Cluster,
     agents: &[Agent],
     arguments: &[String],
     mut render: impl FnMut(&str, &str) -> Option<String>,
+    most: Option<u64>,
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<bool, KubectlError> {
@@ -37,16 +42,22 @@ pub(super) async fn run(
         nodes.spawn(follow(cluster.clone(), agent.clone(), arguments.to_vec(), sender.clone()));
     }
     drop(sender);
+    let mut written = 0;
     while let Some((node, line)) = lines.recv().await {
         match line {
             Ok(line) => {
                 if let Some(line) = render(&node, &line) {
                     writeln!(out, "{line}")?;
+                    written += 1;
                 }
             }
             Err(message) => writeln!(err, "{node}: {message}")?,
         }
         out.flush()?;
+        if most.is_some_and(|most| written >= most) {
+            // Dropping the tasks closes the standard input of the processes, which end with it.
+            return Ok(true);
+        }
     }
     Ok(nodes.join_all().await.into_iter().all(|is_well| is_well))
 }
@@ -54,6 +65,52 @@ pub(super) async fn run(
 /// Returns the width of the column with the names of these nodes.
 pub(super) fn width(agents: &[Agent]) -> usize {
     agents.iter().map(|agent| agent.node.len()).max().unwrap_or_default()
+}
+
+/// Returns how the lines of the nodes are written, with the node in front; `width`: that of its column. Every node writes the
+/// same headings, if any, of which the first ones are written.
+pub(super) fn rows(
+    output: Output,
+    width: usize,
+    has_headings: bool,
+) -> impl FnMut(&str, &str) -> Option<String> {
+    let width = if has_headings { width.max("NODE".len()) } else { width };
+    let mut begun = BTreeSet::new();
+    move |node, line| match output {
+        Output::Json => Some(with_node(node, line)),
+        Output::Otlp => Some(with_node_attribute(node, line)),
+        Output::Yaml => {
+            let row: Value = serde_json::from_str(&with_node(node, line)).ok()?;
+            Some(format!("---\n{}", document(&row, output).ok()?.trim_end()))
+        }
+        Output::Text | Output::Wide if has_headings && begun.insert(node.to_owned()) => {
+            (begun.len() == 1).then(|| format!("{:width$}  {line}", "NODE"))
+        }
+        Output::Text | Output::Wide | Output::Name | Output::Short => Some(format!("{node:width$}  {line}")),
+    }
+}
+
+/// Adds the node's name to a row; a line that is not an object stays unchanged.
+pub(super) fn with_node(node: &str, line: &str) -> String {
+    match serde_json::from_str(line) {
+        Ok(Value::Object(mut row)) => {
+            row.insert("node".to_owned(), node.into());
+            Value::Object(row).to_string()
+        }
+        _ => line.to_owned(),
+    }
+}
+
+/// Sets the node's name, as the cluster knows it, in a document of OpenTelemetry; another line stays unchanged.
+pub(super) fn with_node_attribute(node: &str, line: &str) -> String {
+    const KEY: &str = "k8s.node.name";
+    let Ok(mut document) = serde_json::from_str::<Value>(line) else { return line.to_owned() };
+    let Some(Value::Array(attributes)) = document.pointer_mut("/resourceLogs/0/resource/attributes") else {
+        return line.to_owned();
+    };
+    attributes.retain(|attribute| attribute["key"] != KEY);
+    attributes.push(serde_json::json!({"key": KEY, "value": {"stringValue": node}}));
+    document.to_string()
 }
 
 /// Forwards the lines of one node. Returns whether its process succeeded.

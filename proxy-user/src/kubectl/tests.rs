@@ -198,7 +198,7 @@ fn service_list_shows_selected_services_in_each_format() {
 
 #[test]
 fn frontends_of_many_nodes_are_compared_once_each() {
-    let nodes: PerNode<services::List> = (0..200)
+    let nodes: PerNode<services::NodeList> = (0..200)
         .map(|node| {
             let words = ["service", "list", "-o", "json"].map(str::to_owned);
             (format!("n{node}"), Ok(serde_json::from_str(&list("a", &words).0).unwrap()))
@@ -353,17 +353,12 @@ fn editions_are_compared_as_numbers(
 #[test]
 fn events_of_all_nodes_are_one_stream() {
     let says: Says = |node, arguments| {
-        let expected = [
-            "monitor",
-            "--end-with-stdin",
-            "--sample=0",
-            "--timeout=5s",
-            "--reason=no_endpoint",
-            "--kind=drop",
-        ];
-        assert_eq!(arguments[..expected.len()], expected);
-        let line = match arguments.last().map(String::as_str) {
-            Some("--output=json") => r#"{"kind":"drop"}"#.to_owned(),
+        let expected =
+            ["--sample=0", "--timeout=5s", "--reason=no_endpoint", "--kind=drop", "--end-with-stdin"];
+        assert_eq!(arguments[0], "monitor");
+        assert!(expected.iter().all(|flag| arguments.iter().any(|word| word == flag)), "{arguments:?}");
+        let line = match arguments.get(1).map(String::as_str) {
+            Some("--output=json" | "--output=yaml") => r#"{"kind":"drop"}"#.to_owned(),
             Some("--output=otlp") => r#"{"resourceLogs":[{"resource":{"attributes":[]}}]}"#.to_owned(),
             _ => format!("drop at {node}"),
         };
@@ -379,6 +374,8 @@ fn events_of_all_nodes_are_one_stream() {
         stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(lines(&[]), ["a  drop at a".to_owned(), "b  drop at b".to_owned()].into());
+    let one = streams(says, &[], &[&flags[..], &["--count", "1", "--node", "a,b"]].concat());
+    assert_eq!((one.stdout.lines().count(), one.is_well), (1, true));
     let node = |node: &str| format!(r#"{{"kind":"drop","node":"{node}"}}"#);
     assert_eq!(lines(&["-o", "json"]), [node("a"), node("b")].into());
     let document = |node: &str| {
@@ -487,8 +484,8 @@ fn records_of_opentelemetry_get_their_node() {
             r#"{{"resourceLogs":[{{"resource":{{"attributes":[{{"key":"service.name","value":{{"stringValue":"ballast"}}}},{{"key":"k8s.node.name","value":{{"stringValue":"{node}"}}}}]}},"scopeLogs":[]}}]}}"#
         )
     };
-    assert_eq!(monitor::with_node_attribute("node-1", &document("other")), document("node-1"));
-    assert_eq!(monitor::with_node_attribute("node-1", "no document"), "no document");
+    assert_eq!(stream::with_node_attribute("node-1", &document("other")), document("node-1"));
+    assert_eq!(stream::with_node_attribute("node-1", "no document"), "no document");
 }
 
 #[test]
@@ -499,9 +496,10 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
             "list",
             "--output=text",
             "--sort-by=age",
+            "--client=10.0.0.0/24",
+            "--expired",
             "--namespace=shop",
             "shop/web",
-            "--client=10.0.0.0/24",
         ];
         assert_eq!(arguments, expected);
         match node {
@@ -510,7 +508,7 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
             _ => (String::new(), "ballast: no Service port shop/web is programmed\n".to_owned(), false),
         }
     };
-    let words = ["flow", "list", "web", "-n", "shop", "--client", "10.0.0.0/24", "--sort-by", "age"];
+    let words = ["flow", "list", "web", "-n", "shop", "-s", "10.0.0.0/24", "--sort-by", "age", "--expired"];
     let Outcome { stdout, stderr, is_well } = streams(says, &[], &words);
     assert!(!is_well);
     assert_eq!(stdout, "a:\nPROTO  CLIENT\nTCP    10.0.0.7:1\n");
@@ -525,6 +523,113 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
     let says: Says = |node, _| (format!("both\n{node}\n"), String::new(), true);
     let (text, _) = asked(says, &[], &["backend", "list", "-o", "name"]);
     assert_eq!(text, "a\nb\nboth\nc\n");
+}
+
+#[test]
+fn flags_without_meaning_for_a_command_are_errors() {
+    let error = |words: &str| {
+        let words = ["kubectl-ballast"].into_iter().chain(words.split(' '));
+        KubectlArgs::try_parse_from(words).unwrap_err().to_string()
+    };
+    for words in ["status -n shop", "check -n shop", "sysdump -n shop", "ui -n shop", "map list -n shop"] {
+        assert!(error(words).contains("unexpected argument '-n'"), "{}", error(words));
+    }
+    for words in ["stats --bpffs /x", "service list --master https://a", "check --pre"] {
+        let flag = words.split(' ').find(|word| word.starts_with("--")).unwrap();
+        assert!(
+            error(words).contains(&format!("{flag} is only for `ballast` on a node")),
+            "{}",
+            error(words)
+        );
+    }
+}
+
+#[test]
+fn list_without_headings_has_the_node_in_front_of_each_row() {
+    let says: Says = |node, arguments| {
+        assert!(arguments.contains(&"--no-headers".to_owned()), "{arguments:?}");
+        (format!("row 1 of {node}\nrow 2\n"), String::new(), true)
+    };
+    let (text, _) = asked(says, &[], &["stats", "--no-headers", "--node", "a,b"]);
+    assert_eq!(text, "a  row 1 of a\na  row 2\nb  row 1 of b\nb  row 2\n");
+}
+
+#[test]
+fn status_has_wide_columns_names_and_no_headings() {
+    let says: Says = |node, _| {
+        let attachments = json!([{ "attached": true }, { "attached": node == "a" }]);
+        let counts = json!({ "ports": 1, "frontends": 2, "backends": 3, "flows": 4 });
+        let told = json!({
+            "ok": true, "agent": { "state": "ok" }, "counts": counts, "problems": [],
+            "attachments": attachments, "resident": 3 << 20,
+        });
+        (told.to_string(), String::new(), true)
+    };
+    let (text, well) = asked(says, &[], &["status", "-o", "wide", "--node", "a,b"]);
+    assert!(well);
+    assert_snapshot!(text, @"");
+    assert_eq!(asked(says, &[], &["status", "-o", "name"]).0, "a\nb\nc\n");
+    let (text, _) = asked(says, &[], &["status", "--no-headers", "--node", "b"]);
+    assert!(text.starts_with("b  yes  ok ") && text.lines().count() == 1, "{text}");
+    let (json, _) = asked(says, &[], &["status", "-o", "json", "--node", "b"]);
+    let told: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(told["nodes"]["b"]["resident"], 3 << 20);
+}
+
+#[test]
+fn watched_table_of_all_nodes_prints_only_rows_that_change() {
+    static ROUND: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    let says: Says = |_, _| {
+        let round = ROUND.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        // The second round is equal to the first one, the third one is not, and the fourth one ends the command.
+        let state = if round < 2 { "ok" } else { "down" };
+        let told = json!({ "ok": true, "agent": { "state": state }, "problems": [] });
+        (told.to_string(), String::new(), true)
+    };
+    struct Rows(Vec<u8>);
+    impl Write for Rows {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            if ROUND.load(std::sync::atomic::Ordering::SeqCst) > 3 {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = runtime.block_on(mock::start(Api { says, objects: Vec::new() }, folder.path()));
+    let words =
+        ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap(), "status", "--node", "a", "-w"];
+    let args = KubectlArgs::try_parse_from(words.into_iter().chain(["--interval", "1ms"])).unwrap();
+    let mut out = Rows(Vec::new());
+    run(&args, &mut out, &mut Vec::new()).unwrap_err();
+    let text = String::from_utf8(out.0).unwrap();
+    let rows: Vec<_> =
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(rows[0], "NODE OK AGENT PORTS ADDRESSES ENDPOINTS FLOWS PROBLEMS");
+    assert_eq!(rows[1..], ["a yes ok - - - - 0", "a yes down - - - - 0"]);
+}
+
+#[test]
+fn version_shows_this_program_and_that_of_each_node() {
+    let says: Says = |node, arguments| {
+        assert_eq!(arguments, ["version", "-o", "json"]);
+        let agent = json!({ "version": (node != "b").then_some("1.2.2"), "address": "127.0.0.1:10249" });
+        let told = json!({ "version": "1.2.3", "abi": 4, "agent": agent });
+        if node == "c" {
+            (String::new(), "denied\n".to_owned(), false)
+        } else {
+            (told.to_string(), String::new(), true)
+        }
+    };
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &["version"]);
+    assert!(stdout.starts_with("kubectl-ballast "), "{stdout}");
+    assert!(stdout.contains("\na     1.2.3    4    1.2.2\nb     1.2.3    4    no answer\n"), "{stdout}");
+    assert_eq!((&*stderr, is_well), ("c: denied\n", false));
 }
 
 #[test]
@@ -564,8 +669,15 @@ fn name_without_namespace_is_in_the_namespace_of_the_context() {
     assert!(words(&["stats", "svc/web:http"]).ends_with("--output=text shop/web:http"));
     assert!(words(&["backend", "list", "web", "db/web"]).ends_with("shop/web db/web"));
     assert!(words(&["flow", "list", "-A", "web"]).ends_with("--all-namespaces web"));
-    assert!(words(&["flow", "list", "--proto", "udp"]).contains("--protocol=UDP"));
-    assert!(words(&["monitor", "web", "-l", "app=x"]).contains("--selector=app=x shop/web"));
+    assert!(words(&["flow", "list", "--proto", "udp"]).contains("--protocol=udp"));
+    let monitored = words(&["monitor", "web", "-l", "app=x", "--pid", "7"]);
+    assert!(monitored.contains("--pid=7 --selector=app=x shop/web"), "{monitored}");
+    assert!(monitored.contains("--timeout=3600s"), "{monitored}");
+    assert!(words(&["stats", "--rate"]).ends_with("--rate=1s"));
+    assert!(words(&["service", "show", "web"]).ends_with("service show --output=text shop/web"));
+    assert!(words(&["programmed", "-A"]).ends_with("programmed --output=text --all-namespaces"));
+    assert!(words(&["map", "dump", "flows"]).ends_with("map dump --output=text flows"));
+    assert!(words(&["top", "--screen", "drops"]).ends_with("top --once --output=text --screen=drops"));
     assert!(words(&["stats", "web", "-n", "db", "-A"]).ends_with("--all-namespaces web"));
     assert!(words(&["stats", "-n", "db"]).ends_with("--namespace=db"));
     assert!(words(&["stats", "shop/web", "-n", "db"]).contains("is not in the namespace db"));
@@ -597,7 +709,7 @@ fn commands_of_which_every_node_fails_write_only_to_standard_error_and_fail() {
 #[test]
 fn checks_of_all_nodes_are_merged() {
     let says: Says = |node, arguments| {
-        assert_eq!(arguments, ["check", "-o", "json"]);
+        assert_eq!(arguments, ["check", "--output=json"]);
         let line = |check: &str, outcome: &str| json!({ "check": check, "outcome": outcome, "seen": "s", "advice": "do" });
         let checks = [line("bpf-jit", "warn"), line("maps", if node == "b" { "fail" } else { "pass" })];
         (json!({ "ok": node != "b", "checks": checks }).to_string(), String::new(), node != "b")
@@ -607,6 +719,9 @@ fn checks_of_all_nodes_are_merged() {
     let (text, well) = asked(says, &[], &["check", "--node", "a", "-o", "json"]);
     let told: Value = serde_json::from_str(&text).unwrap();
     assert!(well && told["nodes"]["a"]["ok"] == true, "{told}");
+    let (text, _) = asked(says, &[], &["check", "--node", "a", "-o", "wide"]);
+    assert_eq!(text, "a: pass maps: s; do\na: warn bpf-jit: s; do\n");
+    assert_eq!(asked(says, &[], &["check", "-o", "name"]).0, "bpf-jit\nmaps\n");
     let (yaml, _) = asked(says, &[], &["check", "--node", "a", "-o", "yaml"]);
     assert!(yaml.contains("nodes:\n  a:\n"), "{yaml}");
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::cluster::{Agent, Cluster};
 use super::error::KubectlError;
@@ -71,9 +71,7 @@ impl Nodes {
             }
             serde_json::from_str(&text).map_err(|error| format!("cannot parse the answer: {error}"))
         };
-        let patience = self.cluster.patience();
-        let answer = timeout(patience, asked).await;
-        answer.unwrap_or_else(|_| Err(format!("no answer within {patience:?}")))
+        self.cluster.within(asked).await
     }
 }
 
@@ -187,9 +185,7 @@ async fn pass_on(
     path: &str,
     events: &mpsc::Sender<String>,
 ) -> Result<(), String> {
-    let patience = cluster.patience();
-    let told = timeout(patience, forward::get(cluster, agent, path)).await;
-    let mut told = told.map_err(|_| format!("no answer within {patience:?}"))??;
+    let mut told = cluster.within(forward::get(cluster, agent, path)).await?;
     match told.status {
         StatusCode::OK => {}
         StatusCode::NOT_FOUND => {

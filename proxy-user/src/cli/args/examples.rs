@@ -157,6 +157,7 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
         &[
             ("All nodes", "kubectl ballast status"),
             ("Two nodes, for a script", "kubectl ballast status --node a,b -o json"),
+            ("Again and again, with the memory of the agents", "kubectl ballast status -w -o wide"),
         ],
     ),
     ("kubectl ballast service", &[("All Services", "kubectl ballast service list")]),
@@ -166,6 +167,10 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
             ("All Services, and which nodes differ", "kubectl ballast service list"),
             ("Services of a namespace, with all endpoints", "kubectl ballast svc ls -n shop -o wide"),
         ],
+    ),
+    (
+        "kubectl ballast service show",
+        &[("A Service as each node has it", "kubectl ballast service show web -n shop -o wide")],
     ),
     ("kubectl ballast check", &[("What does not pass, with the nodes", "kubectl ballast check")]),
     ("kubectl ballast backend", &[("All endpoints", "kubectl ballast backend list")]),
@@ -181,7 +186,28 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
             ("Half-open connections on one node", "kubectl ballast flow list --node a --state half-open"),
         ],
     ),
-    ("kubectl ballast stats", &[("Counters of a namespace on each node", "kubectl ballast stats -n shop")]),
+    (
+        "kubectl ballast stats",
+        &[
+            ("Counters of a namespace on each node", "kubectl ballast stats -n shop"),
+            ("Rates of a Service over 5 seconds", "kubectl ballast stats web --rate=5s"),
+        ],
+    ),
+    ("kubectl ballast map", &[("The maps of a node", "kubectl ballast map list --node a")]),
+    ("kubectl ballast map list", &[("The fullest last", "kubectl ballast map list --sort-by used")]),
+    ("kubectl ballast map dump", &[("The entries of a map", "kubectl ballast map dump services --node a")]),
+    (
+        "kubectl ballast top",
+        &[(
+            "Refusals and drops of each node, over 5 seconds",
+            "kubectl ballast top --screen drops --interval 5s",
+        )],
+    ),
+    (
+        "kubectl ballast programmed",
+        &[("The version of a Service on each node", "kubectl ballast programmed web -n shop")],
+    ),
+    ("kubectl ballast version", &[("Of this program and of all nodes", "kubectl ballast version")]),
     (
         "kubectl ballast explain",
         &[("A pod connects to a Service", "kubectl ballast explain pod/shop/client svc/shop/web:http")],
@@ -201,6 +227,9 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
     ),
 ];
 
+/// The words with which a command of the plugin begins.
+const PLUGIN: &str = "kubectl ballast";
+
 /// Adds examples to the help of a command and of its subcommands. Words of fixed sets count in any case.
 pub(super) fn prepare(command: Command) -> Command {
     prepare_below("", command)
@@ -208,7 +237,7 @@ pub(super) fn prepare(command: Command) -> Command {
 
 /// Does the same for the plugin of kubectl.
 pub(super) fn prepare_plugin(command: Command) -> Command {
-    prepare_below("kubectl ballast", command)
+    prepare_below(PLUGIN, command)
 }
 
 fn prepare_below(parent: &str, command: Command) -> Command {
@@ -223,9 +252,12 @@ fn prepare_below(parent: &str, command: Command) -> Command {
         Some(text) => command.after_help(text),
         None => command,
     };
+    let is_plugin = path.starts_with(PLUGIN);
     let command = command.mut_args(|arg| {
         let has_words = arg.get_action().takes_values() && !arg.get_possible_values().is_empty();
-        if has_words { arg.ignore_case(true) } else { arg }
+        let arg = if has_words { arg.ignore_case(true) } else { arg };
+        // The variables are settings of a node.
+        if is_plugin { arg.env(None::<&str>) } else { arg }
     });
     command.mut_subcommands(|below| prepare_below(path, below))
 }

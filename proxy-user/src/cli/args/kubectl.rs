@@ -1,20 +1,21 @@
-//! `kubectl ballast`: the program under the name `kubectl-ballast`.
+//! `kubectl ballast`: the program under the name `kubectl-ballast`. Commands that run on the nodes have the arguments of `ballast`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
+use super::check::CheckArgs;
 use super::examples;
-use super::list::Output;
-use super::observe::EventKind;
-use crate::cli::question::{self, Peer};
+use super::inspect::{
+    BackendListArgs, FlowListArgs, MapDumpArgs, MapListArgs, ServiceListArgs, ServiceShowArgs, StatsArgs,
+};
+use super::list::{OutputArgs, ViewArgs};
+use super::observe::MonitorArgs;
+use super::on_nodes::OnNodes;
+use super::programmed::ProgrammedArgs;
+use super::top::TopArgs;
 use crate::config::value;
-use crate::maps::view::FlowState;
-use proxy_core::model::net::Protocol;
-
-/// Formats of an answer that is one for all nodes.
-const MERGED: &[Output] = &[Output::Text, Output::Json, Output::Yaml];
 
 /// Queries the agents on all nodes of a cluster, and merges their answers.
 ///
@@ -40,15 +41,11 @@ pub struct KubectlArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClusterArgs {
     /// File with the API server's address and credentials. Default: the same as kubectl.
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// Only Services of this namespace. Without it, lists show all namespaces, and a name without namespace is in the
-    /// namespace of the context.
-    #[arg(short, long, global = true, value_name = "NAME")]
-    pub namespace: Option<String>,
     /// Only these nodes; can be given several times. Default: all nodes.
     #[arg(long, global = true, value_name = "NODE", value_delimiter = ',')]
     pub node: Vec<String>,
@@ -56,51 +53,64 @@ pub struct ClusterArgs {
     /// tenant can give its pods the labels of an agent.
     #[arg(long, global = true, value_name = "NAME")]
     pub agents_namespace: Option<String>,
-    /// How long to wait for the answer of a node.
+    /// How long to wait for the answer of a node; 0: without limit.
     #[arg(long, global = true, value_name = "DURATION", default_value = "15s", value_parser = value::duration)]
-    pub patience: Duration,
+    pub request_timeout: Duration,
+}
+
+/// In which namespace an object without one in its name is.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct NamedIn {
+    /// Namespace of a pod or Service that is given without one. Default: that of the context.
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
 }
 
 /// The commands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum KubectlCommand {
     /// Show the state of each node and its problems. Exits with code 1 if a node has a problem or does not answer.
-    Status {
-        /// Output format.
-        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
-        output: Output,
-    },
+    #[command(mut_arg("interval", |arg| arg.default_value(ROUND)))]
+    Status(OnNodes<ViewArgs>),
     /// Show Services and their endpoints on all nodes.
     #[command(visible_alias = "svc")]
     Service {
         /// The subcommand.
         #[command(subcommand)]
-        command: MergedServiceCommand,
+        command: NodesServiceCommand,
     },
-    /// Check the installation on each node, and show what does not pass. Exits with code 1 if a check fails or a node does not
-    /// answer.
-    Check {
-        /// Output format.
-        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
-        output: Output,
-    },
+    /// Check the installation on each node, and show what does not pass; with `-o wide` also what passes. Exits with code 1 if
+    /// a check fails or a node does not answer.
+    Check(Box<OnNodes<CheckArgs>>),
     /// Show the endpoints of Services on each node.
     #[command(visible_aliases = ["endpoint", "ep"])]
     Backend {
         /// The subcommand.
         #[command(subcommand)]
-        command: NodeBackendCommand,
+        command: NodesBackendCommand,
     },
     /// Show the connections in the flow table of each node.
     Flow {
         /// The subcommand.
         #[command(subcommand)]
-        command: NodeFlowCommand,
+        command: NodesFlowCommand,
     },
-    /// Show the counters of Services on each node.
-    Stats(NodeListArgs),
+    /// Show counters or rates of Services on each node.
+    Stats(OnNodes<StatsArgs>),
+    /// Show the BPF maps of each node.
+    Map {
+        /// The subcommand.
+        #[command(subcommand)]
+        command: NodesMapCommand,
+    },
     /// Explain what the programs would do with a connection, on the node where it starts. Sends no packet.
     Explain {
+        /// Namespace of the names.
+        #[command(flatten)]
+        named_in: NamedIn,
+        /// How the answer is written.
+        #[command(flatten)]
+        format: OutputArgs,
         /// The client: pod/NAMESPACE/NAME, pod/NAME, node/NAME, or a client as for `ballast explain`.
         #[arg(value_name = "CLIENT")]
         client: String,
@@ -108,8 +118,14 @@ pub enum KubectlCommand {
         #[arg(value_name = "DESTINATION")]
         destination: String,
     },
-    /// Show refusals, drops and new connections of all nodes live, in one stream.
-    Monitor(MergedMonitorArgs),
+    /// Show refusals, drops and new connections of all nodes live, in one stream. The processes on the nodes end with the command,
+    /// and after --timeout.
+    #[command(mut_arg("timeout", |arg| arg.default_value("1h")))]
+    Monitor(OnNodes<MonitorArgs>),
+    /// Show rates of Services and endpoints, drops or connections of each node, measured once. `ui` shows all nodes live.
+    Top(OnNodes<TopArgs>),
+    /// Show which version of each Service and its EndpointSlices each node has programmed.
+    Programmed(OnNodes<ProgrammedArgs>),
     /// Serve a web page of the whole cluster on this machine, until Ctrl-C. It merges the data of the agents' own pages (flag
     /// --page, value `page` of the chart), which it reads through `pods/portforward`.
     Ui {
@@ -123,8 +139,14 @@ pub enum KubectlCommand {
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
+    /// Show the versions of this program, and of the program and the agent of each node.
+    #[command(mut_arg("interval", |arg| arg.default_value(ROUND)))]
+    Version(OnNodes<ViewArgs>),
     /// Wait until every node has programmed the current version of a Service.
     Wait {
+        /// Namespace of the Service.
+        #[command(flatten)]
+        named_in: NamedIn,
         /// The Service: service/NAME or svc/NAMESPACE/NAME.
         #[arg(value_name = "service/NAME")]
         object: String,
@@ -137,128 +159,41 @@ pub enum KubectlCommand {
     },
 }
 
+/// How often all nodes are asked for a table that is merged from their answers: each time runs a process on each node.
+const ROUND: &str = "5s";
+
 /// `kubectl ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum MergedServiceCommand {
+pub enum NodesServiceCommand {
     /// List the frontends of Services (addresses that clients connect to), one per line, and mark nodes that differ.
-    #[command(visible_alias = "ls")]
-    List {
-        /// Output format.
-        #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
-        output: Output,
-        /// Which.
-        #[command(flatten)]
-        selector: MergedSelectorArgs,
-    },
+    #[command(visible_alias = "ls", mut_arg("interval", |arg| arg.default_value(ROUND)))]
+    List(OnNodes<ServiceListArgs>),
+    /// Show Services in full as each node has them: addresses, endpoints, connections, refusals, problems.
+    Show(OnNodes<ServiceShowArgs>),
 }
 
 /// `kubectl ballast backend ...`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum NodeBackendCommand {
+pub enum NodesBackendCommand {
     /// List endpoints, one per line.
     #[command(visible_alias = "ls")]
-    List(NodeListArgs),
+    List(OnNodes<BackendListArgs>),
 }
 
 /// `kubectl ballast flow ...`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum NodeFlowCommand {
+pub enum NodesFlowCommand {
     /// List connections, one per line.
     #[command(visible_alias = "ls")]
-    List(NodeFlowArgs),
+    List(OnNodes<FlowListArgs>),
 }
 
-/// Which Services a command of all nodes is about.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct MergedSelectorArgs {
-    /// All namespaces; overrides --namespace. Also searches all namespaces for a name without namespace.
-    #[arg(short = 'A', long)]
-    pub all_namespaces: bool,
-    /// Only Services with these labels, like `app=web,tier!=test`.
-    #[arg(short = 'l', long, value_name = "LABELS")]
-    pub selector: Option<String>,
-    /// Only these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT.
-    #[arg(value_name = "SERVICE")]
-    pub services: Vec<String>,
-}
-
-/// What a list takes that is read on each node: the arguments of the command with this name on a node.
-#[derive(Clone, Debug, clap::Args)]
-pub struct NodeListArgs {
-    /// Output format.
-    #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
-    pub output: Output,
-    /// Sort by this field of the JSON output, or by the column of this name.
-    #[arg(long, value_name = "FIELD")]
-    pub sort_by: Option<String>,
-    /// After the lists, print each row that is added or changed, with its node, until the command is interrupted.
-    #[arg(short, long)]
-    pub watch: bool,
-    /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
-    #[arg(long)]
-    pub output_watch_events: bool,
-    /// Which.
-    #[command(flatten)]
-    pub selector: MergedSelectorArgs,
-}
-
-/// `kubectl ballast flow list`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct NodeFlowArgs {
-    /// The list.
-    #[command(flatten)]
-    pub list: NodeListArgs,
-    /// Only connections of this client: an address or a range, with or without :PORT.
-    #[arg(long, visible_alias = "src", value_name = "ADDRESS[:PORT]")]
-    pub client: Option<Peer>,
-    /// Only connections to this frontend: the destination to which the client connected.
-    #[arg(long, visible_alias = "dst", value_name = "ADDRESS[:PORT]")]
-    pub frontend: Option<Peer>,
-    /// Only connections to this endpoint.
-    #[arg(long, value_name = "ADDRESS[:PORT]")]
-    pub backend: Option<Peer>,
-    /// Only connections of this protocol.
-    #[arg(long, visible_alias = "proto", value_name = "PROTOCOL", value_parser = question::protocols())]
-    pub protocol: Option<Protocol>,
-    /// Only connections in this state.
-    #[arg(long, value_name = "STATE", value_parser = question::flow_states())]
-    pub state: Option<FlowState>,
-}
-
-/// How events of many nodes are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum MergedEventOutput {
-    /// Text, each line with the node in front.
-    #[default]
-    Text,
-    /// JSON, one object per line, with the field `node`.
-    Json,
-    /// OpenTelemetry log records: OTLP/JSON, one document per line, with the node as the resource attribute `k8s.node.name`.
-    Otlp,
-}
-
-/// `kubectl ballast monitor`: the filters of `ballast monitor`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct MergedMonitorArgs {
-    /// Output format.
-    #[arg(short, long, default_value = "text")]
-    pub output: MergedEventOutput,
-    /// Which.
-    #[command(flatten)]
-    pub selector: MergedSelectorArgs,
-    /// Only packets of this client: an address or a range, with or without :PORT.
-    #[arg(long, value_name = "ADDRESS[:PORT]")]
-    pub client: Option<Peer>,
-    /// Only events with this reason; may be given several times.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = question::reasons(), hide_possible_values = true)]
-    pub reason: Vec<proxy_common::reason::Reason>,
-    /// Only events of this kind; can be given several times.
-    #[arg(long, value_name = "KIND", value_delimiter = ',')]
-    pub kind: Vec<EventKind>,
-    /// Show one of every N new flows; 0: none.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub sample: u32,
-    /// Exit after this time; the processes on the nodes exit then, too.
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = value::duration)]
-    pub timeout: Duration,
+/// `kubectl ballast map ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum NodesMapCommand {
+    /// List maps, one per line.
+    #[command(visible_alias = "ls")]
+    List(OnNodes<MapListArgs>),
+    /// Print the decoded entries of a map, one per line.
+    Dump(OnNodes<MapDumpArgs>),
 }

@@ -35,7 +35,7 @@ impl Output {
     const COMMON: &'static [Self] = &[Self::Text, Self::Wide, Self::Name, Self::Json, Self::Yaml];
 
     /// Whether more details are requested.
-    pub(in crate::cli) const fn is_wide(self) -> bool {
+    pub(crate) const fn is_wide(self) -> bool {
         matches!(self, Self::Wide)
     }
 
@@ -45,7 +45,7 @@ impl Output {
     }
 
     /// Whether the output is for people.
-    pub(in crate::cli) const fn is_text(self) -> bool {
+    pub(crate) const fn is_text(self) -> bool {
         matches!(self, Self::Text | Self::Wide)
     }
 

@@ -46,8 +46,9 @@ pub(super) use probe::{agent_address, ask, parse, problems};
 pub use service::{ReportedState, ServiceProblems, list as service_list, show as service_show};
 pub use stats::{Meter, StatsJson};
 pub use status::{Status, StatusFacts};
+pub(crate) use table::bytes;
 pub use table::{Table, age};
-pub(crate) use watch::write as write_list;
+pub(crate) use watch::{Watch, write as write_list};
 
 #[cfg(test)]
 pub(super) mod tests;

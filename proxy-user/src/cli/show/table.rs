@@ -89,7 +89,7 @@ pub fn age(duration: Duration) -> String {
 }
 
 /// Returns a size in the largest unit of 1024 that gives at least 1: `512 B`, `1.5 KiB`, `24.0 MiB`.
-pub(super) fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {
         return format!("{count} B");

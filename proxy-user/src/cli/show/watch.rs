@@ -49,7 +49,7 @@ pub(crate) fn write<T: Serialize>(
 
 /// The rows that were printed last.
 #[derive(Default)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     known: BTreeMap<String, PrintedRow>,
     widths: Vec<u16>,
 }
@@ -64,7 +64,7 @@ struct PrintedRow {
 
 impl Watch {
     /// Returns lines for rows that are new or changed since the last call; only the first lines have headings.
-    pub(super) fn changes<T: Serialize>(
+    pub(crate) fn changes<T: Serialize>(
         &mut self,
         list: &List<T>,
         options: &ViewArgs,
