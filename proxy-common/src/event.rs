@@ -14,7 +14,7 @@ pub struct Event {
     /// At a socket hook: cookie of the socket's network namespace. Else 0.
     pub netns: u64,
     /// At a packet hook: address of the client as words in memory order; an IPv4 address is in the first word, the rest is
-    /// zero. Else zero.
+    /// zero. At a socket hook, where the socket has no address yet: name of the calling thread (`bpf_get_current_comm`).
     pub client: [u32; 4],
     /// Original destination address, in the same form.
     pub frontend: [u32; 4],

@@ -5,7 +5,7 @@ use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::{bpf_get_current_comm, bpf_get_prandom_u32, bpf_ktime_get_ns};
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use proxy_common::Address as _;
 use proxy_common::Family;
@@ -107,6 +107,9 @@ where
         (*event).hook = HOOK_SOCKET;
         (*event).netns = call.netns();
         (*event).pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+        // A process may end before a listener reads its name in /proc, which may also be that of another PID namespace.
+        let comm = &raw mut (*event).client;
+        bpf_get_current_comm(comm.cast(), size_of_val(&*comm) as u32);
         (*event).frontend = call.addr().words();
         (*event).frontend_port = call.port();
         (*event).proto = call.proto();

@@ -202,9 +202,8 @@ impl Names {
 pub struct MonitorContext {
     /// Time at which the monotonic clock was zero.
     zero: Option<SystemTime>,
-    /// Names of devices and of processes, instead of those of this machine.
+    /// Names of devices, instead of those of this machine.
     devices: Option<BTreeMap<u32, String>>,
-    processes: Option<BTreeMap<u32, String>>,
 }
 
 impl MonitorContext {
@@ -223,15 +222,6 @@ impl MonitorContext {
         }
         let socket = net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
         net::netdevice::index_to_name(&socket, index).ok()
-    }
-
-    fn process(&self, pid: u32) -> Option<String> {
-        if let Some(processes) = &self.processes {
-            return processes.get(&pid).cloned();
-        }
-        // A process sets its name itself (`PR_SET_NAME`), to any bytes.
-        let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
-        Some(printable(String::from_utf8_lossy(&name).trim_end()))
     }
 }
 
@@ -258,6 +248,13 @@ fn client(event: &Event) -> Option<SocketAddr> {
     (event.hook == HOOK_PACKET).then_some(found)
 }
 
+/// Returns the name of the thread that called. A thread sets its name itself (`PR_SET_NAME`), to any bytes.
+fn process(event: &Event) -> Option<String> {
+    let bytes: Vec<u8> = event.client.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    (event.hook == HOOK_SOCKET && !name.is_empty()).then(|| printable(&String::from_utf8_lossy(name)))
+}
+
 /// An event as text. In JSON, field names are stable, and unknown values are `null`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -273,7 +270,7 @@ pub struct MonitorLine {
     /// Packets: the ingress device, and its index.
     device: Option<String>,
     device_index: Option<u32>,
-    /// Socket calls: the process.
+    /// Socket calls: the process, and the name of its thread that called.
     pid: Option<u32>,
     process: Option<String>,
     /// Socket calls: cookie of the network namespace.
@@ -318,7 +315,7 @@ impl MonitorLine {
             device: some(event.device).and_then(|index| context.device(index)),
             device_index: some(event.device),
             pid: some(event.pid),
-            process: some(event.pid).and_then(|pid| context.process(pid)),
+            process: process(event),
             netns: is_call.then_some(event.netns),
             frontend: socket(event, event.frontend, event.frontend_port),
             backend: some(event.backend_id).and(socket(event, event.backend, event.backend_port)),

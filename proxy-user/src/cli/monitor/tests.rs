@@ -18,6 +18,12 @@ fn words(ip: IpAddr) -> [u32; 4] {
     }
 }
 
+fn comm(name: &[u8]) -> [u32; 4] {
+    let mut bytes = [0; 16];
+    bytes[..name.len()].copy_from_slice(name);
+    [0, 4, 8, 12].map(|at| u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap()))
+}
+
 fn refused() -> Event {
     Event {
         time: 1_500_000_000,
@@ -41,6 +47,7 @@ fn began() -> Event {
         time: 2_250_000_000,
         netns: 99,
         pid: 1234,
+        client: comm(b"dig"),
         frontend: words("fd00::10".parse().unwrap()),
         frontend_port: 53,
         backend: words("fd00:99::2".parse().unwrap()),
@@ -74,11 +81,7 @@ fn names() -> Snapshot {
 }
 
 fn context() -> MonitorContext {
-    MonitorContext {
-        zero: Some(SystemTime::UNIX_EPOCH),
-        devices: Some([(3, "eth0".to_owned())].into()),
-        processes: Some([(1234, "dig".to_owned())].into()),
-    }
+    MonitorContext { zero: Some(SystemTime::UNIX_EPOCH), devices: Some([(3, "eth0".to_owned())].into()) }
 }
 
 fn text(event: &Event) -> String {
@@ -91,7 +94,7 @@ fn lines_for_people() {
     assert_snapshot!(text(&began()), @"00:00:02.250Z new    dig[1234] -> [fd00::10]:53/UDP default/dns:dns -> [fd00:99::2]:5353");
     let why = Reason::Fragment.explanation();
     assert_eq!(text(&bare()), format!("00:00:00.000Z pass   packet fragment:{why}"));
-    let stranger = Event { service: 9, pid: 77, ..began() };
+    let stranger = Event { service: 9, pid: 77, client: comm(b""), ..began() };
     assert_snapshot!(text(&stranger), @"00:00:02.250Z new    [77] -> [fd00::10]:53/UDP id 9 -> [fd00:99::2]:5353");
 }
 
@@ -167,9 +170,8 @@ fn names_are_read_again_for_a_new_service_and_when_they_are_old() {
 
 #[test]
 fn name_of_a_process_has_no_control_characters() {
-    let named = std::thread::spawn(|| {
-        rustix::thread::set_name(c"\x1b[2J\xff").unwrap();
-        MonitorContext::default().process(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned())
-    });
-    assert_eq!(named.join().unwrap().as_deref(), Some("\\u{1b}[2J\u{fffd}"));
+    let name = |name: &[u8]| process(&Event { client: comm(name), ..began() });
+    assert_eq!(name(b"\x1b[2J\xff").as_deref(), Some("\\u{1b}[2J\u{fffd}"));
+    assert_eq!(name(b"sixteen byte nam").as_deref(), Some("sixteen byte nam"));
+    assert_eq!(process(&refused()), None, "a packet has an address there");
 }
