@@ -30,6 +30,7 @@ pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod connections;
+pub mod docs;
 pub mod driver;
 pub mod host;
 pub mod http;

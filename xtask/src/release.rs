@@ -22,6 +22,20 @@ pub struct Args {
 /// Name of the file with the checksums, in the format of sha256sum(1).
 const SUMS: &str = "SHA256SUMS";
 
+/// Returns the repository on GitHub that publishes the release, `OWNER/NAME`; `None`: nobody does.
+fn repository() -> Option<String> {
+    std::env::var("GITHUB_REPOSITORY").ok().filter(|name| !name.is_empty())
+}
+
+/// Returns the address of the folder `docs` in this version, for links; `None`: it has no address.
+pub fn docs() -> Option<String> {
+    repository().map(|name| docs_of(&name))
+}
+
+fn docs_of(repository: &str) -> String {
+    format!("https://github.com/{repository}/blob/v{}/docs", env!("CARGO_PKG_VERSION"))
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
@@ -68,7 +82,7 @@ pub fn deny(args: &Args) -> Result<()> {
 /// which names the archives.
 fn krew(workspace: &Workspace, folder: &Path, programs: &[(Arch, PathBuf)]) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
-    let repository = std::env::var("GITHUB_REPOSITORY").unwrap_or_else(|_| "OWNER/REPOSITORY".to_owned());
+    let repository = repository().unwrap_or_else(|| "OWNER/REPOSITORY".to_owned());
     let template = workspace.root().join("deploy/krew/ballast.yaml");
     let text = fs::read_to_string(&template).context("cannot read krew's manifest")?;
     let mut text: String =

@@ -7,6 +7,7 @@ use kube::client::UpgradeConnectionError;
 
 use crate::cli::show::ShowError;
 use crate::cli::sysdump::SysdumpError;
+use crate::docs;
 use proxy_core::model::problem::chain;
 
 /// Why a command failed.
@@ -103,5 +104,9 @@ pub(super) fn cause(error: &kube::Error) -> String {
         }
         other => (chain(other), false),
     };
-    if is_forbidden { text + "; the user needs the rights in docs/kubectl.md" } else { text }
+    if is_forbidden {
+        format!("{text}; the user needs the rights in {}", docs::page("kubectl.md"))
+    } else {
+        text
+    }
 }

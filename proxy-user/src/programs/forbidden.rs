@@ -5,6 +5,8 @@ use std::{fmt, fs};
 use aya::maps::MapType;
 use aya::sys::is_map_supported;
 
+use crate::docs;
+
 /// The map of user ids of the initial user namespace.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
@@ -24,12 +26,14 @@ impl Forbidden {
     }
 
     /// What to do about it.
-    pub const fn advice(self) -> &'static str {
+    pub fn advice(self) -> String {
         match self {
             Self::UserNamespace => {
-                "run it outside of the user namespace: not in rootless Docker, Podman or kind, and not in a pod with hostUsers: false"
+                "run it outside of the user namespace: not in rootless Docker, Podman or kind, and not in a pod with hostUsers: false".to_owned()
             }
-            Self::Policy => "allow bpf(2) in the profile of the container (docs/security.md)",
+            Self::Policy => {
+                format!("allow bpf(2) in the profile of the container ({})", docs::page("security.md"))
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use object::{Endianness, Object as _};
 use crate::cross::{self, Arch};
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{build, cargotools, log};
+use crate::{build, cargotools, log, release};
 
 /// Builds the agent for an architecture and returns its path.
 pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
@@ -44,6 +44,8 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     if !dev {
         cargo = cargo.arg("--release");
+        // proxy-user/src/docs.rs
+        cargo = release::docs().into_iter().fold(cargo, |cargo, docs| cargo.env("BALLAST_DOCS", docs));
     }
     log::timed("build the static agent", || cargo.run())?;
     let folder = if dev { "debug" } else { "release" };

@@ -161,10 +161,17 @@ fn alerts_ask_for_what_is_exported() {
         .flat_map(|group| group["rules"].as_array().unwrap())
         .collect();
     assert!(rules.len() > 5);
+    const RUNBOOKS: &str = include_str!("../../../../docs/alerts.md");
+    let sections = RUNBOOKS.lines().filter(|line| line.starts_with("## ")).count();
+    assert_eq!(sections, rules.len(), "docs/alerts.md has a section about each alert");
     for rule in rules {
         let text =
             |pointer: &str| rule.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("{rule}"));
         assert!(["critical", "warning", "info"].contains(&text("/labels/severity")), "{rule}");
+        let alert = text("/alert");
+        let runbook = format!("docs/alerts.md#{}", alert.to_lowercase());
+        assert_eq!(text("/annotations/runbook_url"), runbook);
+        assert!(RUNBOOKS.contains(&format!("\n## {alert}\n")), "docs/alerts.md says nothing about {alert}");
         let texts = [text("/annotations/summary"), text("/annotations/description")];
         check(text("/alert"), text("/expr"), &texts);
     }

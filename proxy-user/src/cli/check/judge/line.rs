@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::docs;
+
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -63,19 +65,19 @@ impl CheckLine {
 
     /// Returns the link to the check's section in docs/troubleshooting.md.
     pub fn link(&self) -> String {
-        format!("docs/troubleshooting.md#check-{}", self.check)
+        docs::page(&format!("troubleshooting.md#check-{}", self.check))
     }
 }
 
-/// Returns a text in which each link `[text](target)` is `text (docs/target)`, or `docs/target` if both are equal.
+/// Returns a text in which each link `[text](target)` is `text (ADDRESS)`, or `ADDRESS` if text and target are equal.
 fn plain_links(text: &str) -> String {
     let (mut plain, mut rest) = (String::new(), text);
     while let Some((before, label, target, after)) = first_link(rest) {
         plain.push_str(before);
         if label == target {
-            plain.extend(["docs/", target]);
+            plain.push_str(&docs::page(target));
         } else {
-            plain.extend([label, " (docs/", target, ")"]);
+            plain.extend([label, " (", &docs::page(target), ")"]);
         }
         rest = after;
     }
