@@ -25,6 +25,9 @@ pub struct Args {
     /// Package this program instead of building one
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
+    /// The architecture of the program
+    #[arg(long, value_enum, default_value_t)]
+    pub target: Arch,
     /// Build the agent without optimisations, for tests of the packages
     #[arg(long)]
     pub dev: bool,
@@ -58,9 +61,9 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         setup::tools(Need::Image)?;
         build::bpf(&workspace, &build::Args::default())?;
-        binary::build(&workspace, Arch::HOST, args.dev)?
+        binary::build(&workspace, args.target, args.dev)?
     };
-    for path in make(&workspace, &program, args.output.as_deref())? {
+    for path in make(&workspace, args.target, &program, args.output.as_deref())? {
         let size = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
         log::line(format_args!("{} ({} MB)", path.display(), size / 1_000_000));
     }
@@ -68,21 +71,26 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Makes both packages of a program, and returns their paths and that of the file with the debug information.
-pub fn make(workspace: &Workspace, program: &Path, output: Option<&Path>) -> Result<Vec<PathBuf>> {
+pub fn make(
+    workspace: &Workspace,
+    arch: Arch,
+    program: &Path,
+    output: Option<&Path>,
+) -> Result<Vec<PathBuf>> {
     // proxy-user/Cargo.toml names this folder.
     let stage = workspace.root().join("target/package");
     let folder = output.map_or_else(|| stage.clone(), Path::to_owned);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    put_together(workspace, program, &stage)?;
-    let deb = log::timed("make the deb", || deb(workspace, &folder))?;
-    let rpm = log::timed("make the rpm", || rpm(workspace, &folder))?;
-    let debug = folder.join(format!("ballast-{}.debug", env!("CARGO_PKG_VERSION")));
+    put_together(workspace, arch, program, &stage)?;
+    let deb = log::timed("make the deb", || deb(workspace, arch, &folder))?;
+    let rpm = log::timed("make the rpm", || rpm(workspace, arch, &folder))?;
+    let debug = folder.join(format!("ballast-{}-{}.debug", env!("CARGO_PKG_VERSION"), arch.debian()));
     fs::copy(binary::debug_of(&stage.join(NAME)), &debug).context("cannot copy the debug information")?;
     Ok(vec![deb, rpm, debug])
 }
 
 /// Puts the files that proxy-user/Cargo.toml names into one folder.
-fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<()> {
+fn put_together(workspace: &Workspace, arch: Arch, program: &Path, stage: &Path) -> Result<()> {
     let units = stage.join("units");
     fs::create_dir_all(&units).with_context(|| format!("cannot make {}", units.display()))?;
     let staged = stage.join(NAME);
@@ -91,7 +99,7 @@ fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<(
     if debug.exists() {
         fs::copy(debug, binary::debug_of(&staged)).context("cannot copy the debug information")?;
     } else {
-        binary::split(&staged, Arch::HOST)?;
+        binary::split(&staged, arch)?;
     }
     for unit in UNITS {
         let from = workspace.root().join("deploy/systemd").join(unit);
@@ -99,12 +107,15 @@ fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<(
         ensure!(text.contains(PROGRAM[0]), "{unit} does not name {}", PROGRAM[0]);
         fs::write(units.join(unit), text.replace(PROGRAM[0], PROGRAM[1])).context("cannot write a unit")?;
     }
-    write_share(program, &stage.join("share"))
+    // The program writes its manual pages itself.
+    let host =
+        if arch == Arch::HOST { None } else { Some(build::agent(workspace, &build::Args::default())?) };
+    write_share(host.as_deref().unwrap_or(program), &stage.join("share"))
 }
 
-fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
+fn deb(workspace: &Workspace, arch: Arch, folder: &Path) -> Result<PathBuf> {
     let said = cargotools::cargo(cargotools::DEB)?
-        .args(["--no-build", "--no-strip", "--package", "proxy-user", "--output"])
+        .args(["--no-build", "--no-strip", "--target", arch.target(), "--package", "proxy-user", "--output"])
         .arg(folder)
         .dir(workspace.root())
         .read()?;
@@ -119,11 +130,11 @@ fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-fn rpm(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
-    let architecture = std::env::consts::ARCH;
+fn rpm(workspace: &Workspace, arch: Arch, folder: &Path) -> Result<PathBuf> {
+    let architecture = arch.to_string();
     let path = folder.join(format!("ballast-{}-1.{architecture}.rpm", env!("CARGO_PKG_VERSION")));
     cargotools::cargo(cargotools::RPM)?
-        .args(["--package", "proxy-user", "--auto-req", "disabled", "--output"])
+        .args(["--package", "proxy-user", "--auto-req", "disabled", "--arch", &architecture, "--output"])
         .arg(&path)
         .dir(workspace.root())
         .run()?;

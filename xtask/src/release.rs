@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::chart::Helm;
 use crate::cross::Arch;
@@ -21,6 +21,9 @@ pub struct Args {
 
 /// Name of the file with the checksums, in the format of sha256sum(1).
 const SUMS: &str = "SHA256SUMS";
+
+/// Name of the file with the release's notes.
+const NOTES: &str = "NOTES.md";
 
 /// Returns the repository on GitHub that publishes the release, `OWNER/NAME`; `None`: nobody does.
 fn repository() -> Option<String> {
@@ -52,13 +55,15 @@ pub fn run(args: &Args) -> Result<()> {
         fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
         let stem = made.archive.file_stem().context("the image has no name")?;
         fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
-        if arch == Arch::HOST {
-            package::make(&workspace, &made.binary, Some(&folder))?;
-        }
+        package::make(&workspace, arch, &made.binary, Some(&folder))?;
         log::line(format_args!("{} {} {}", made.reference, arch.debian(), made.id));
         programs.push((arch, made.binary));
     }
-    Helm::find(&workspace)?.package(&folder)?;
+    chart(&workspace, &folder)?;
+    let changes =
+        fs::read_to_string(workspace.root().join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
+    let notes = notes(&changes, env!("CARGO_PKG_VERSION"), docs().as_deref())?;
+    fs::write(folder.join(NOTES), notes).context("cannot write the notes")?;
     krew(&workspace, &folder, &programs)?;
     for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {
         let path = file.context("cannot list the units")?.path();
@@ -76,6 +81,53 @@ pub fn deny(args: &Args) -> Result<()> {
         .args(args.advisories.then_some("advisories"))
         .dir(Workspace::find()?.root())
         .run()
+}
+
+/// Writes the chart as an archive. That of a published release has the published image, and links to the documentation.
+fn chart(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let helm = Helm::find(workspace)?;
+    let Some(repository) = repository() else { return helm.package(helm.chart(), folder) };
+    let copy = workspace.target().join("release-chart/ballast");
+    if copy.exists() {
+        fs::remove_dir_all(&copy).with_context(|| format!("cannot remove {}", copy.display()))?;
+    }
+    fs::create_dir_all(&copy).with_context(|| format!("cannot make {}", copy.display()))?;
+    Cmd::new("cp").args(["--recursive", "--no-target-directory"]).arg(helm.chart()).arg(&copy).run()?;
+    let path = copy.join("values.yaml");
+    let values = fs::read_to_string(&path).context("cannot read the chart's values")?;
+    fs::write(&path, published(&values, &repository)?).context("cannot write the chart's values")?;
+    helm.package(&copy, folder)
+}
+
+/// Returns the values of the chart that this repository publishes.
+fn published(values: &str, repository: &str) -> Result<String> {
+    let image = format!("  repository: ghcr.io/{}\n", repository.to_lowercase());
+    let runbooks = format!("  runbookUrl: {}\n", docs_of(repository));
+    let (mut text, mut changed) = (String::new(), 0);
+    for line in values.lines() {
+        match line {
+            "  repository: localhost/ballast" => text.push_str(&image),
+            "  runbookUrl: \"\"" => text.push_str(&runbooks),
+            _ if line.starts_with("  # The chart of a release has the name") => {
+                text.push_str("  # Name of the image, without tag and digest.\n");
+            }
+            _ => {
+                text.extend([line, "\n"]);
+                continue;
+            }
+        }
+        changed += 1;
+    }
+    ensure!(changed == 3, "deploy/chart/values.yaml has other defaults than a release replaces");
+    Ok(text)
+}
+
+/// Returns the section of a version in CHANGELOG.md, whose links to `docs` lead to that address.
+fn notes(changes: &str, version: &str, docs: Option<&str>) -> Result<String> {
+    let section = changes.split("\n## ").find(|section| section.lines().next() == Some(version));
+    let section = section.with_context(|| format!("CHANGELOG.md has no section about {version}"))?;
+    let text = section.strip_prefix(version).unwrap_or(section).trim();
+    Ok(docs.map_or_else(|| text.to_owned(), |docs| text.replace("](docs/", &format!("]({docs}/"))) + "\n")
 }
 
 /// Writes the plugin of kubectl: an archive for each architecture with the program as `kubectl-ballast`, and krew's manifest,
@@ -155,6 +207,34 @@ mod tests {
             assert_eq!(first, fs::read(&archive).unwrap(), "another run gives another archive");
         }
         assert!(sums.next().is_none());
+    }
+
+    #[test]
+    fn published_chart_has_the_published_image_and_links_to_the_documentation() {
+        let workspace = Workspace::find().unwrap();
+        let values = fs::read_to_string(workspace.root().join("deploy/chart/values.yaml")).unwrap();
+        let text = published(&values, "Owner/Name").unwrap();
+        assert!(
+            text.contains("\n  repository: ghcr.io/owner/name\n") && !text.contains("localhost/"),
+            "{text}"
+        );
+        let docs = format!(
+            "\n  runbookUrl: https://github.com/Owner/Name/blob/v{}/docs\n",
+            env!("CARGO_PKG_VERSION")
+        );
+        assert!(text.contains(&docs), "{text}");
+        assert!(published(&text, "Owner/Name").is_err());
+    }
+
+    #[test]
+    fn notes_are_the_section_of_the_version_with_links_that_open() {
+        let changes =
+            "# Changelog\n\n## 0.2.0\n\nTwo ([a](docs/a.md)).\n\n### Part\n\n* x\n\n## 0.1.0\n\nOne.\n";
+        let docs = docs_of("owner/name");
+        let expected = format!("Two ([a]({docs}/a.md)).\n\n### Part\n\n* x\n");
+        assert_eq!(notes(changes, "0.2.0", Some(&docs)).unwrap(), expected);
+        assert_eq!(notes(changes, "0.1.0", None).unwrap(), "One.\n");
+        assert!(notes(changes, "0.1", None).is_err());
     }
 
     #[test]

@@ -40,11 +40,11 @@ impl Helm {
         without_user_settings(Cmd::new(&self.program).args(words).arg(&self.chart)).without_env("KUBECONFIG")
     }
 
-    /// Writes the chart as an archive into a folder.
-    pub fn package(&self, folder: &Path) -> Result<()> {
+    /// Writes a chart as an archive into a folder.
+    pub fn package(&self, chart: &Path, folder: &Path) -> Result<()> {
         without_user_settings(Cmd::new(&self.program))
             .arg("package")
-            .arg(&self.chart)
+            .arg(chart)
             .arg("--destination")
             .arg(folder)
             .read()
