@@ -41,7 +41,7 @@ fn rows(document: &str, heading: &str) -> Vec<(BTreeMap<String, Labels>, String)
 #[test]
 fn every_metric_of_ours_is_told_with_its_labels() {
     let told: BTreeMap<_, _> =
-        rows("operations.md", "Watching").into_iter().flat_map(|(metrics, _)| metrics).collect();
+        rows("observability.md", "Watching").into_iter().flat_map(|(metrics, _)| metrics).collect();
     let mut ours = families();
     // Prometheus makes `up`.
     ours.retain(|name, _| !name.starts_with("kubeproxy_") && name != "up");
