@@ -178,10 +178,11 @@ fn while_needed(
                 }
             };
             let changed = async {
-                match needed.wait_for(|needed| *needed != since).await {
-                    Ok(needed) => *needed,
+                let now = needed.wait_for(|needed| *needed != since).await.ok().map(|needed| *needed);
+                match now {
+                    Some(now) => now,
                     // The driver has ended.
-                    Err(_) => future::pending().await,
+                    None => future::pending().await,
                 }
             };
             tokio::select! {

@@ -9,7 +9,7 @@ use crate::host::tunnel_errors::TunnelErrors;
 pub async fn learn(mut status: watch::Receiver<Status>, report: impl Fn(Option<String>)) {
     let mut held = None;
     loop {
-        if !status.borrow_and_update().needs_nodes {
+        if status.borrow_and_update().needs_nodes.is_none() {
             held = None;
             report(None);
         } else if held.is_none() {

@@ -10,7 +10,7 @@ use crate::setup::{self, Need};
 use crate::workspace::{self, Workspace};
 use crate::{apiserver, build, log};
 
-/// Packages of PyPI: QUIC and gRPC.
+/// Packages of `PyPI`: QUIC and gRPC.
 const PYTHON: [&str; 2] = ["aioquic==1.7.2", "grpcio==1.85.3"];
 
 /// Run real clients and servers through Ballast on two nodes of network namespaces, with neighbours like keepalived and
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     Err(script.into_std().exec()).context("cannot start the script")
 }
 
-/// Finds or installs the packages of PyPI, in a folder of their own.
+/// Finds or installs the packages of `PyPI`, in a folder of their own.
 fn python_packages() -> Result<PathBuf> {
     let folder = workspace::cache()?.join(format!("python-{}", PYTHON.join("-").replace("==", "-")));
     if !folder.exists() {
