@@ -185,7 +185,10 @@ where
                 if code == Step::Icmp.into() {
                     let code = maps.forward_error(frame, ctx, is_incoming);
                     let is_sent = code == Step::Forward.into();
-                    return finish_code::<M, F>(maps, if is_sent { maps.send(frame, ctx, false) } else { code });
+                    return finish_code::<M, F>(
+                        maps,
+                        if is_sent { maps.send(frame, ctx, false) } else { code },
+                    );
                 }
                 code
             }

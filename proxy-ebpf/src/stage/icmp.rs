@@ -7,9 +7,7 @@
 
 use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES, CONFIG_VIP_ECHO};
 use proxy_common::csum::{replace16, replace32, update};
-use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_LOCAL, STATE_SNAT, is_rerouted,
-};
+use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_LOCAL, STATE_SNAT, is_rerouted};
 use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
 use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};

@@ -52,7 +52,7 @@ pub fn run(count: u32, kubeconfig: &Path) {
             let (sender, events) = mpsc::channel(1024);
             all.push(driver.status());
             tokio::spawn(driver.run(events));
-            let needs_nodes = tokio::sync::watch::channel(false).1;
+            let needs_nodes = tokio::sync::watch::channel(None).1;
             let watches = tokio::sync::watch::Sender::default();
             tokio::spawn(watch::run(client, name, sender, needs_nodes, watches, |_| ()));
         }

@@ -233,7 +233,7 @@ pub(super) fn table(merged: Merged) -> MergedList<Row> {
             wide,
         ];
         notes.extend(row.differs.iter().map(|(node, how)| format!("* {node}: {service} {address}: {how}")));
-        let key = format!("{service} {} {address} {protocol} {scope}", r#type);
+        let key = format!("{service} {type} {address} {protocol} {scope}");
         list.push(MergedRow { group: "frontends", name: service.clone(), key, cells, value: row });
     }
     let mut messages = answers::lines(&silent);

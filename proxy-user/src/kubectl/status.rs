@@ -63,7 +63,7 @@ pub(super) fn table(nodes: PerNode<Value>) -> MergedList<Value> {
     let mut list = List::new("nodes", columns, "No nodes.");
     let mut problems: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut is_well = true;
-    let documents = documents(&nodes, json!({ "ok": false }));
+    let documents = documents(&nodes, &json!({ "ok": false }));
     let of_all = nodes.len();
     for (name, answer) in nodes {
         let node = answer.and_then(parsed).unwrap_or_else(|error| Node {
@@ -123,7 +123,7 @@ pub(super) fn own_version() -> String {
 pub(super) fn versions(nodes: PerNode<Value>) -> MergedList<Value> {
     let columns = ["NODE", "PROGRAM", "ABI", "AGENT"].map(Column::new);
     let mut list = List::new("nodes", columns, "No nodes.");
-    let documents = documents(&nodes, json!({}));
+    let documents = documents(&nodes, &json!({}));
     let mut silent = BTreeMap::new();
     for (name, answer) in nodes {
         match answer.and_then(parsed) {
@@ -150,7 +150,7 @@ pub(super) fn versions(nodes: PerNode<Value>) -> MergedList<Value> {
 }
 
 /// Returns each node's document, or `failed` with the field `error`.
-fn documents(nodes: &PerNode<Value>, failed: Value) -> Map<String, Value> {
+fn documents(nodes: &PerNode<Value>, failed: &Value) -> Map<String, Value> {
     let one = |answer: &Result<Value, String>| match answer {
         Ok(document) => document.clone(),
         Err(error) => {

@@ -579,13 +579,6 @@ fn status_has_wide_columns_names_and_no_headings() {
 #[test]
 fn watched_table_of_all_nodes_prints_only_rows_that_change() {
     static ROUND: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-    let says: Says = |_, _| {
-        let round = ROUND.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        // The second round is equal to the first one, the third one is not, and the fourth one ends the command.
-        let state = if round < 2 { "ok" } else { "down" };
-        let told = json!({ "ok": true, "agent": { "state": state }, "problems": [] });
-        (told.to_string(), String::new(), true)
-    };
     struct Rows(Vec<u8>);
     impl Write for Rows {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -599,6 +592,13 @@ fn watched_table_of_all_nodes_prints_only_rows_that_change() {
             Ok(())
         }
     }
+    let says: Says = |_, _| {
+        let round = ROUND.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        // The second round is equal to the first one, the third one is not, and the fourth one ends the command.
+        let state = if round < 2 { "ok" } else { "down" };
+        let told = json!({ "ok": true, "agent": { "state": state }, "problems": [] });
+        (told.to_string(), String::new(), true)
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = runtime.block_on(mock::start(Api { says, objects: Vec::new() }, folder.path()));

@@ -241,12 +241,15 @@ pub(super) fn lookup<K: Plain, V: Plain>(
     Ok((found, next))
 }
 
+/// Entries of a trie, and the position after them; `None` at the end.
+pub(super) type Piece<K, V> = (Vec<(K, V)>, Option<K>);
+
 /// As [`lookup`], from a trie: the position is the key that was read last. If it was removed, the kernel begins again at the start.
 pub(super) fn lookup_after<K: Plain + PartialEq, V: Plain>(
     fd: BorrowedFd<'_>,
     from: Option<K>,
     enough: usize,
-) -> io::Result<(Vec<(K, V)>, Option<K>)> {
+) -> io::Result<Piece<K, V>> {
     let mut found = Vec::new();
     let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
         found.extend(keys.iter().copied().zip(values.iter().copied()));

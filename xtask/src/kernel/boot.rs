@@ -123,7 +123,12 @@ fn lines(console: ChildStdout) -> mpsc::Receiver<String> {
     receiver
 }
 
-fn watch(lines: &mpsc::Receiver<String>, start: Instant, limit: Duration, show: impl Fn(&str)) -> Result<End> {
+fn watch(
+    lines: &mpsc::Receiver<String>,
+    start: Instant,
+    limit: Duration,
+    show: impl Fn(&str),
+) -> Result<End> {
     let mut booted = false;
     loop {
         let deadline = start + if booted { limit } else { BOOT_LIMIT };

@@ -68,11 +68,12 @@ pub fn run(args: &Args) -> Result<()> {
 /// Returns the table of a run.
 fn table(release: &str, console: &[String]) -> String {
     let rows = console.iter().filter_map(|line| line.trim_start().strip_prefix(ROW));
-    let rows: String = rows.map(|row| format!("| {} |\n", row.replace('|', " | "))).collect();
+    let rows: Vec<_> = rows.map(|row| format!("| {} |\n", row.replace('|', " | "))).collect();
     format!(
         "Linux {}:\n\n| device | pod, sockets | pod, packets | node, sockets | node, packets | outside | not served, because |\n\
-         |---|---|---|---|---|---|---|\n{rows}",
-        release.trim().split('-').next().unwrap_or_default()
+         |---|---|---|---|---|---|---|\n{}",
+        release.trim().split('-').next().unwrap_or_default(),
+        rows.concat()
     )
 }
 

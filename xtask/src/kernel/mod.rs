@@ -123,9 +123,8 @@ impl Programs {
             .args([root, &workspace::cache()?, &self.agent, &self.tests, &initramfs])
             .env("STRIP", cross::tool(arch, "strip"));
         if let Some(devices) = devices {
-            script = script
-                .env("DEVICES", workspace.root().join(devices::SCRIPT))
-                .env("DEVICES_WANTED", devices);
+            script =
+                script.env("DEVICES", workspace.root().join(devices::SCRIPT)).env("DEVICES_WANTED", devices);
         }
         let told = script.read_with_stderr_shown()?;
         let (image, release) = told.trim().split_once('\n').context("kernel.sh names no kernel")?;

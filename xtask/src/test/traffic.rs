@@ -67,7 +67,11 @@ fn python_packages() -> Result<PathBuf> {
     if !folder.exists() {
         log::step(format_args!("pip install {}", PYTHON.join(" ")));
         let unfinished = folder.with_extension("unfinished");
-        Cmd::new("python3").args(["-m", "pip", "install", "-q", "--target"]).arg(&unfinished).args(PYTHON).run()?;
+        Cmd::new("python3")
+            .args(["-m", "pip", "install", "-q", "--target"])
+            .arg(&unfinished)
+            .args(PYTHON)
+            .run()?;
         std::fs::rename(&unfinished, &folder)
             .with_context(|| format!("cannot rename {}", unfinished.display()))?;
     }

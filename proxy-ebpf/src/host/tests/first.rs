@@ -5,7 +5,9 @@ use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_OT
 use proxy_common::conntrack::is_watched;
 use proxy_common::flow::{STATE_LOCAL, STATE_SNAT, STATE_WATCH, WATCH_OUTSIDE};
 use proxy_common::node::{Cidr, DEVICE_GUEST};
-use proxy_common::service::{KIND_ADDRESS, SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES};
+use proxy_common::service::{
+    KIND_ADDRESS, SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
+};
 
 use super::*;
 use crate::host::maps::at;

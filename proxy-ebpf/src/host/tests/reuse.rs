@@ -228,7 +228,8 @@ fn an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset() {
 /// port to `dst`: the numbers of this connection do not follow those of the first, so the endpoint would not accept its SYN.
 fn a_port_in_time_wait<F: Net>(dst: End<F>) {
     let maps = maps::<F>(BACKEND_LOCAL);
-    let entry = ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     let (addr, port) = second_frontend::<F>();
     maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
     let first = Connection::open(maps, A, frontend::<F>(), [10 << 24, 20 << 24]);

@@ -84,7 +84,7 @@ impl<A: Args> FromArgMatches for OnNodes<A> {
                     words.extend(values.map(|value| format!("--{long}={value}")));
                 }
                 Some(long) => words.push(format!("--{long}")),
-                None => words.extend(values.map(|value| value.into_owned())),
+                None => words.extend(values.map(std::borrow::Cow::into_owned)),
             }
         }
         Ok(Self { args: A::from_arg_matches(matches)?, words })

@@ -153,6 +153,7 @@ fn a_label_that_is_not_exported_is_found() {
 
 #[test]
 fn alerts_ask_for_what_is_exported() {
+    const RUNBOOKS: &str = include_str!("../../../../docs/alerts.md");
     let rules: Value = serde_saphyr::from_str(&file("alerts.yaml")).unwrap();
     let rules: Vec<_> = rules["groups"]
         .as_array()
@@ -161,7 +162,6 @@ fn alerts_ask_for_what_is_exported() {
         .flat_map(|group| group["rules"].as_array().unwrap())
         .collect();
     assert!(rules.len() > 5);
-    const RUNBOOKS: &str = include_str!("../../../../docs/alerts.md");
     let sections = RUNBOOKS.lines().filter(|line| line.starts_with("## ")).count();
     assert_eq!(sections, rules.len(), "docs/alerts.md has a section about each alert");
     for rule in rules {

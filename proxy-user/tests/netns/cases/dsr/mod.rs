@@ -47,10 +47,7 @@ pub const CASES: &[NodesCase] = &[
         name: "dsr::segmented_datagrams_are_forwarded_to_a_third_node",
         run: || with(Wish::default(), segments::on_to_a_third_node),
     },
-    NodesCase {
-        name: "dsr::client_learns_the_mtu_between_nodes",
-        run: || with(Wish::default(), learns_mtu),
-    },
+    NodesCase { name: "dsr::client_learns_the_mtu_between_nodes", run: || with(Wish::default(), learns_mtu) },
     NodesCase { name: "dsr::pods_cannot_forge_encapsulated_packets", run: || with(Wish::default(), forged) },
     NodesCase { name: "dsr::connections_survive_a_change_of_the_mode", run: || with(Wish::default(), live) },
     NodesCase {
