@@ -108,8 +108,7 @@ where
         (*event).netns = call.netns();
         (*event).pid = (bpf_get_current_pid_tgid() >> 32) as u32;
         // A process may end before a listener reads its name in /proc, which may also be that of another PID namespace.
-        let comm = &raw mut (*event).client;
-        bpf_get_current_comm(comm.cast(), size_of_val(&*comm) as u32);
+        bpf_get_current_comm((&raw mut (*event).client).cast(), size_of::<[u32; 4]>() as u32);
         (*event).frontend = call.addr().words();
         (*event).frontend_port = call.port();
         (*event).proto = call.proto();

@@ -138,7 +138,7 @@ mod tests {
             ("s", "status\t"),
             ("flow list --state ", "half-open\n"),
             ("stats --sort-by re", "reply-bytes\n"),
-            ("monitor --reason ", "no_endpoint\n"),
+            ("monitor --reason ", "no_endpoint\t"),
             ("map dump serv", "services6\n"),
         ] {
             let answer = for_kubectl(words.split(' ').map(OsString::from)).unwrap();

@@ -567,7 +567,11 @@ fn status_has_wide_columns_names_and_no_headings() {
     };
     let (text, well) = asked(says, &[], &["status", "-o", "wide", "--node", "a,b"]);
     assert!(well);
-    assert_snapshot!(text, @"");
+    assert_snapshot!(text, @r"
+    NODE  OK   AGENT  PORTS  ADDRESSES  ENDPOINTS  FLOWS  PROGRAMS   MEMORY  PROBLEMS
+    a     yes  ok         1          2          3      4       2/2  3.0 MiB         0
+    b     yes  ok         1          2          3      4       1/2  3.0 MiB         0
+    ");
     assert_eq!(asked(says, &[], &["status", "-o", "name"]).0, "a\nb\nc\n");
     let (text, _) = asked(says, &[], &["status", "--no-headers", "--node", "b"]);
     assert!(text.starts_with("b  yes  ok ") && text.lines().count() == 1, "{text}");
