@@ -48,7 +48,7 @@ peer() {
 }
 ask() {
     echo "$2" >&"${in[$1]}"
-    read -r -t 60 answer <&"${out[$1]}" || die "no word from $1"
+    read -r -t 600 answer <&"${out[$1]}" || die "no word from $1"
 }
 take_down() {
     local name
