@@ -132,7 +132,8 @@ pub(crate) fn load_btf(bytes: &[u8]) -> io::Result<OwnedFd> {
     new_fd(LOAD, &mut attr)
 }
 
-/// Returns what a further map like this one needs: its properties, and its type information if it has some.
+/// Returns what a further map like this one needs: its properties, and its type information if it has some and the kernel
+/// lets this process have it.
 pub(crate) fn definition(map: BorrowedFd<'_>) -> io::Result<(aya_obj::Map, Option<OwnedFd>)> {
     /// `BPF_OBJ_GET_INFO_BY_FD` and `BPF_BTF_GET_FD_BY_ID` of `enum bpf_cmd`.
     const INFO: libc::c_long = 15;
@@ -159,8 +160,15 @@ pub(crate) fn definition(map: BorrowedFd<'_>) -> io::Result<(aya_obj::Map, Optio
     run(INFO, &mut attr)?;
     let btf = match info.btf_id {
         0 => None,
-        id => Some(new_fd(BTF_BY_ID, &mut ById { id, next: 0, flags: 0 })?),
+        id => match new_fd(BTF_BY_ID, &mut ById { id, next: 0, flags: 0 }) {
+            // The kernel asks for CAP_SYS_ADMIN, which an agent in a container does not have.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => None,
+            btf => Some(btf?),
+        },
     };
+    if btf.is_none() {
+        (info.btf_key_type_id, info.btf_value_type_id) = (0, 0);
+    }
     Ok((aya_obj::parse_map_info(info, aya_obj::maps::PinningType::None), btf))
 }
 

@@ -405,6 +405,33 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
+    fn segments_are_added_without_cap_sys_admin() {
+        use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+        let folder = tempfile::tempdir().unwrap();
+        rustix::mount::mount("bpf", folder.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
+        let mut object = Object::parse(super::super::EMBEDDED).unwrap();
+        let btf = load_btf(&mut object).unwrap();
+        // Those of this thread.
+        let all = capabilities(None).unwrap();
+        set_capabilities(
+            None,
+            CapabilitySets { effective: all.effective.difference(CapabilitySet::SYS_ADMIN), ..all },
+        )
+        .unwrap();
+        let refused = names::SEGMENTED.iter().filter_map(|name| {
+            let segment = segment_of(&object, name).unwrap();
+            let further = segment.max_entries() as usize + 1;
+            segments::create(folder.path(), name, segment, Some(btf.as_fd())).unwrap();
+            Some((name, segments::grow(folder.path(), name, further).err()?.to_string()))
+        });
+        let refused: Vec<_> = refused.collect();
+        set_capabilities(None, all).unwrap();
+        rustix::mount::unmount(folder.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert_eq!(refused, []);
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
     fn every_segment_has_the_types_by_which_bpftool_prints_fields() {
         let folder = tempfile::tempdir().unwrap();
         rustix::mount::mount("bpf", folder.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
