@@ -13,7 +13,7 @@ use crate::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr, 
 use crate::reason::Reason;
 use crate::select::Algorithm;
 use crate::service::{
-    KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_CHANGING,
+    KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_CHANGING, SERVICE_CHANGING_NODE,
     SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS,
     SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
     ServiceKey,
@@ -112,9 +112,9 @@ pub fn has_source_ranges(service: &ServiceEntry) -> bool {
 pub enum SocketSource {
     /// The socket is allowed.
     Allowed,
-    /// The call is not translated: a pod's packets are left to the packet hooks, and the node's own, for a node port without
-    /// endpoints, to the process that listens there. Such a process may be the endpoint that is not ready yet, and its
-    /// readiness probe comes from the node.
+    /// The call is not translated: the packets are left to the packet hooks; the node's own, for a node port without endpoints, to
+    /// the process that listens there. Such a process may be the endpoint that is not ready yet, and its readiness probe comes from
+    /// the node.
     LeftToPackets,
     /// The socket is the node's own, and the node is not in the list.
     Refused,
@@ -128,13 +128,12 @@ pub fn socket_source(
     of_node: bool,
     is_attended: impl FnOnce() -> bool,
 ) -> SocketSource {
-    let is_left = if of_node {
-        service.kind == KIND_NODE_PORT && service.slot_count == 0
+    let (changing, is_left) = if of_node {
+        (SERVICE_CHANGING_NODE, service.kind == KIND_NODE_PORT && service.slot_count == 0)
     } else {
-        service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0
-            || service.flags & SERVICE_CHANGING != 0 && is_attended()
+        (SERVICE_CHANGING, service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0)
     };
-    if is_left {
+    if is_left || service.flags & changing != 0 && is_attended() {
         SocketSource::LeftToPackets
     } else if service.flags & SERVICE_SOURCE_RANGES == 0 || service.flags & SERVICE_NODE_ALLOWED != 0 {
         SocketSource::Allowed

@@ -110,6 +110,10 @@ pub const SERVICE_PASS_WHEN_EMPTY: u16 = 1 << 9;
 /// translated: connect(2) would return the refusal of an endpoint that has just ended, which the packet programs hide.
 pub const SERVICE_CHANGING: u16 = 1 << 10;
 
+/// As [`SERVICE_CHANGING`], for the sockets of the node itself. The agent has seen that the programs translate packets that the node
+/// sends to this address, and no endpoint is a process of the node.
+pub const SERVICE_CHANGING_NODE: u16 = 1 << 11;
+
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// The frontend is a node port.

@@ -26,6 +26,7 @@ use crate::host::facts::{EndsSockets, HostFacts};
 use crate::host::follow::Follower;
 use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
+use crate::host::node_path::NodePath;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::{Claimed, View};
 use crate::maps::{KernelStore, forget};
@@ -173,7 +174,11 @@ async fn serve(
     let flows = Box::new(View::open(&config.bpffs)?);
     let (ask, questions) = mpsc::channel(1);
     let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
-    let driver = driver.with_flows(flows).with_questions(questions);
+    let mut node_path = NodePath::default();
+    let driver = driver
+        .with_flows(flows)
+        .with_questions(questions)
+        .with_node_path(Box::new(move |address| node_path.is_translated(address)));
     let (status, programmed) = (driver.status(), driver.programmed());
     let audits = Arc::new(Audits::default());
     if let Some(connection) = connection.as_ref().filter(|_| !config.api_audit_period.is_zero()) {

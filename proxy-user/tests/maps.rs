@@ -30,8 +30,8 @@ use proxy_core::model::net::{IpFamily, Protocol};
 use proxy_core::model::settings::FlowTimeouts;
 use proxy_core::model::{ServiceName, SortedMap};
 use proxy_core::plan::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
-    ServicePortName,
+    BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
+    ServicePlan, ServicePortName,
 };
 use proxy_core::store::{
     Backend, Capacity, ConfigRow, Contents, FrontendKey, MapError, MemoryStore, NodeContents, NodeFamily,
@@ -666,7 +666,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         maglev_outside: false,
         ejects: false,
         no_sockets: false,
-        changing: false,
+        changing: Changing::No,
         reset_after: None,
         source_ranges: [].into(),
     };

@@ -68,11 +68,19 @@ fn socket_with_source_ranges_is_checked_on_the_node_and_left_to_packets_in_pods(
 }
 
 #[test]
-fn changing_service_leaves_pod_socket_to_packets() {
-    let changing = entry(1, KIND_CLUSTER_IP, SERVICE_EJECTS | SERVICE_CHANGING);
-    assert_eq!(socket_source(&changing, false, || true), SocketSource::LeftToPackets);
-    assert_eq!(socket_source(&changing, false, || false), SocketSource::Allowed);
-    assert_eq!(socket_source(&changing, true, || true), SocketSource::Allowed);
+fn changing_service_leaves_sockets_to_packets_as_its_flags_say() {
+    for (flags, left) in [
+        (SERVICE_CHANGING, [true, false]),
+        (SERVICE_CHANGING | SERVICE_CHANGING_NODE, [true, true]),
+        (0, [false, false]),
+    ] {
+        let changing = entry(1, KIND_CLUSTER_IP, SERVICE_EJECTS | flags);
+        for (of_node, is_left) in [false, true].into_iter().zip(left) {
+            let source = if is_left { SocketSource::LeftToPackets } else { SocketSource::Allowed };
+            assert_eq!(socket_source(&changing, of_node, || true), source, "{flags:#x} {of_node}");
+            assert_eq!(socket_source(&changing, of_node, || false), SocketSource::Allowed);
+        }
+    }
 }
 
 #[test]

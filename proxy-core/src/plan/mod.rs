@@ -26,8 +26,8 @@ pub mod weights;
 pub use node::{AddressFacts, NodePlan, PodRanges, plan_node};
 pub use service::{PlanSettings, plan_service};
 pub use types::{
-    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortPlan, Scope,
-    ServicePlan, ServicePortName, Unmanaged,
+    Access, BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, HealthCheck,
+    PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };
 
 #[cfg(test)]

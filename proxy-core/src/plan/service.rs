@@ -21,7 +21,9 @@ use super::merged::{MergedEndpoints, is_local, merge};
 use super::node::source;
 use super::tunnels::Tunnels;
 use super::usable::{EndpointSets, usable_endpoints};
-use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged};
+use super::{
+    BackendAddress, BackendFacts, Changing, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged,
+};
 
 /// The operator's settings for the plans of Services.
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
@@ -273,7 +275,7 @@ fn plan_port(
         maglev_outside: service.algorithm.is_none(),
         // With other protocols, no packet indicates that an endpoint refuses a connection.
         no_sockets: service.no_sockets,
-        changing: false,
+        changing: Changing::No,
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
         // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),

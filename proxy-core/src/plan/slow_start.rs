@@ -32,7 +32,7 @@ mod tests {
 
     use super::*;
     use crate::model::SortedMap;
-    use crate::plan::BackendFacts;
+    use crate::plan::{BackendFacts, Changing};
 
     fn port(algorithm: Algorithm, weights: [u16; 3]) -> PortPlan {
         let backend = |(number, weight): (u8, u16)| {
@@ -48,7 +48,7 @@ mod tests {
             maglev_outside: false,
             ejects: false,
             no_sockets: false,
-            changing: false,
+            changing: Changing::No,
             reset_after: None,
             source_ranges: [].into(),
         }

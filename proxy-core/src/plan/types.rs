@@ -163,6 +163,19 @@ pub enum Access {
     },
 }
 
+/// Whose sockets are not translated while the endpoints of a port change: packets hide the refusal of an endpoint that has just
+/// ended, and connect(2) would return it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Changing {
+    /// Nobody's: the endpoints do not change.
+    #[default]
+    No,
+    /// Those of pods.
+    Pods,
+    /// Those of pods, and at cluster addresses those of the node itself.
+    All,
+}
+
 /// The plan of one Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
@@ -180,12 +193,12 @@ pub struct PortPlan {
     pub algorithm: Algorithm,
     /// Maglev selects the endpoints for clients outside, except at cluster addresses.
     pub maglev_outside: bool,
-    /// New connections skip endpoints that fail.
+    /// New connections skip endpoints that fail. TCP only.
     pub ejects: bool,
     /// The sockets of pods are not translated.
     pub no_sockets: bool,
-    /// Endpoints joined or left lately, and the sockets of pods are not translated meanwhile.
-    pub changing: bool,
+    /// Whose sockets are not translated, because endpoints joined or left lately.
+    pub changing: Changing,
     /// Connections to a removed endpoint are reset this long after its removal; `None`: they drain. TCP only.
     pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`], sorted. The ports of a Service share them.

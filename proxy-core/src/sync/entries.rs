@@ -11,8 +11,8 @@ use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
-    SERVICE_CHANGING, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL,
-    SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
+    SERVICE_CHANGING, SERVICE_CHANGING_NODE, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS,
+    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
     SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
@@ -21,7 +21,7 @@ use crate::model::net::Protocol;
 use crate::plan::devices::bits;
 use crate::plan::weights;
 use crate::plan::{
-    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
+    Access, BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
     ServicePortName,
 };
 use crate::store::{Backend, FrontendKey};
@@ -82,7 +82,8 @@ pub(super) fn service_entry(
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
             // Also with one endpoint: its answers make an endpoint that joins later a newcomer.
             (port.ejects, SERVICE_EJECTS),
-            (port.changing && port.slot_count(frontend) > 1, SERVICE_CHANGING),
+            (port.changing != Changing::No && port.slot_count(frontend) > 1, SERVICE_CHANGING),
+            (is_left_by_node(port, frontend), SERVICE_CHANGING_NODE),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
             (port.no_sockets, SERVICE_NO_SOCKETS),
         ]),
@@ -94,6 +95,14 @@ pub(super) fn service_entry(
             FrontendKind::ExternalIp => KIND_EXTERNAL_IP,
         },
     }
+}
+
+/// Whether the sockets of the node itself are not translated: only at cluster addresses, since the others may be the node's own, and
+/// no program sees what the node sends to itself.
+fn is_left_by_node(port: &PortPlan, frontend: &FrontendPlan) -> bool {
+    port.changing == Changing::All
+        && frontend.kind == FrontendKind::ClusterIp
+        && port.slot_count(frontend) > 1
 }
 
 /// Whether a frontend uses Maglev for clients outside, whatever its algorithm for clients inside. Clients outside do not use a

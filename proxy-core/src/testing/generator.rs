@@ -14,8 +14,8 @@ use proxy_common::select::Algorithm;
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{ServiceName, SortedMap, TrafficPolicy};
 use crate::plan::{
-    Access, AddressFacts, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
-    PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
+    Access, AddressFacts, BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan,
+    NodePlan, PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };
 
 const KINDS: [FrontendKind; 4] =
@@ -70,7 +70,7 @@ pub fn service(
         maglev_outside: false,
         ejects: false,
         no_sockets: false,
-        changing: false,
+        changing: Changing::No,
         reset_after: None,
         source_ranges: [].into(),
     };
@@ -188,7 +188,11 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 maglev_outside,
                 ejects,
                 no_sockets: ejects,
-                changing: ejects,
+                changing: match (ejects, maglev_outside) {
+                    (false, _) => Changing::No,
+                    (true, false) => Changing::Pods,
+                    (true, true) => Changing::All,
+                },
                 reset_after,
                 source_ranges: source_ranges.into_iter().collect(),
             }

@@ -11,7 +11,8 @@ use proxy_common::service::{KIND_ADDRESS, ServiceEntry};
 
 use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::{
-    Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan, ServicePortName,
+    Access, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
+    ServicePortName,
 };
 use crate::store::{Contents, FrontendKey, MemoryStore, Write};
 use crate::sync::prefilter::{backend_bit, frontend_bit};
@@ -104,7 +105,13 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
             + 64 * u16::from(port.ejects)
             + 256 * u16::from(port.no_sockets)
-            + 1024 * u16::from(port.changing && port.slot_count(what) > 1)
+            + 1024 * u16::from(port.changing != Changing::No && port.slot_count(what) > 1)
+            + 2048
+                * u16::from(
+                    port.changing == Changing::All
+                        && what.kind == FrontendKind::ClusterIp
+                        && port.slot_count(what) > 1,
+                )
             + 32 * u16::from(is_maglev_outside)
             + access,
         algorithm: port.algorithm as u8,

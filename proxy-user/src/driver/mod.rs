@@ -1,6 +1,7 @@
 //! The task that alone owns the cluster state, the mirror and the maps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +12,7 @@ use proxy_common::config::CONFIG_DSR;
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::settings::NodeSettings;
 use proxy_core::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
-use proxy_core::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
+use proxy_core::plan::{NodePlan, PlanSettings, PortPlan, ServicePlan, Unmanaged, plan_node, plan_service};
 use proxy_core::store::{FlowUse, MapError, Store};
 use proxy_core::sync::{QuarantinePeriods, Reconciler};
 
@@ -112,6 +113,8 @@ pub struct Driver<S> {
     triggers: Triggers,
     slow_start: SlowStart,
     rollouts: Rollouts,
+    /// Tells whether packets of the node itself to a cluster address are translated; `None`: they are not.
+    node_path: Option<Box<dyn FnMut(IpAddr) -> bool + Send>>,
     early: Early,
     ledger: Ledger,
     status: watch::Sender<Status>,
@@ -145,6 +148,7 @@ impl<S: Store> Driver<S> {
             is_unreadable: false,
             slow_start: SlowStart::new(settings.slow_start),
             rollouts: Rollouts::default(),
+            node_path: None,
             early,
             ledger: Ledger::default(),
             settings,
@@ -158,6 +162,12 @@ impl<S: Store> Driver<S> {
     #[must_use]
     pub fn with_flows(self, flows: Box<dyn FlowUse + Send>) -> Self {
         Self { reconciler: self.reconciler.with_flows(flows), ..self }
+    }
+
+    /// Sets what tells whether packets of the node itself to a cluster address are translated. It may block for a moment.
+    #[must_use]
+    pub fn with_node_path(self, node_path: Box<dyn FnMut(IpAddr) -> bool + Send>) -> Self {
+        Self { node_path: Some(node_path), ..self }
     }
 
     /// Sets the questions that the driver answers between two syncs.
@@ -349,7 +359,14 @@ impl<S: Store> Driver<S> {
                 let mut plan = plan_service(&self.cluster, &name, self.settings.plan);
                 let before = self.reconciler.plan(&name);
                 self.slow_start.apply(&name, plan.as_mut(), before, planned);
-                self.rollouts.apply(&name, plan.as_mut(), before, planned);
+                // Rules of another proxy see packets of the node before the programs do.
+                let is_other = self.cluster.host().is_none_or(|host| host.has_kube_proxy_rules);
+                let serves_node = |port: &PortPlan| {
+                    self.node_path.as_mut().filter(|_| !is_other).is_some_and(|path| {
+                        rollouts::serves_node(port, |address| self.cluster.is_own(address), path)
+                    })
+                };
+                self.rollouts.apply(&name, plan.as_mut(), before, planned, serves_node);
                 (name, plan)
             })
             .collect();

@@ -12,6 +12,7 @@ pub mod memory;
 pub mod netfilter;
 pub mod netlink;
 pub mod netns;
+pub mod node_path;
 pub mod ports;
 pub mod seen;
 pub mod selection;

@@ -15,8 +15,8 @@ use crate::model::Problem;
 use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::model::{ServiceName, SortedMap};
 use crate::plan::{
-    Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Scope,
-    ServicePlan, ServicePortName, Unmanaged,
+    Access, AddressFacts, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan,
+    Scope, ServicePlan, ServicePortName, Unmanaged,
 };
 use crate::store::{Capacity, ConfigRow, Contents, Faults, FrontendKey, NodeRow, Table};
 use crate::sync::prefilter::frontend_bit;
@@ -110,7 +110,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         maglev_outside: false,
         ejects: false,
         no_sockets: false,
-        changing: false,
+        changing: Changing::No,
         reset_after: None,
         source_ranges: ranges
             .iter()

@@ -107,6 +107,14 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 self.step("source ranges", "this node's own address is in the list");
             }
             SocketSource::Allowed => self.step("source ranges", "the Service has no source ranges"),
+            SocketSource::LeftToPackets if of_node && service.slot_count != 0 => {
+                self.step(
+                    "socket lb",
+                    "endpoints joined or left lately: new connections of the node itself are left to the packet hooks, which hide \
+                     the refusal of an endpoint that has just ended",
+                );
+                return self.end(PathOutcome::Untouched);
+            }
             SocketSource::LeftToPackets if of_node => {
                 self.step(
                     "endpoints",

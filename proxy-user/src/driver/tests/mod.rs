@@ -106,7 +106,21 @@ impl Running {
     }
 
     fn with(tables: Shared, settings: DriverSettings) -> Self {
-        let driver = Driver::new(tables.clone(), NodeView::new("node"), settings).unwrap();
+        Self::run(tables, settings, |driver| driver)
+    }
+
+    fn with_node_path(is_translated: impl FnMut(IpAddr) -> bool + Send + 'static) -> Self {
+        Self::run(Shared::new(), DriverSettings::default(), |driver| {
+            driver.with_node_path(Box::new(is_translated))
+        })
+    }
+
+    fn run(
+        tables: Shared,
+        settings: DriverSettings,
+        change: impl FnOnce(Driver<Shared>) -> Driver<Shared>,
+    ) -> Self {
+        let driver = change(Driver::new(tables.clone(), NodeView::new("node"), settings).unwrap());
         let (events, receiver) = mpsc::channel(1024);
         let status = driver.status();
         Self { events, status, tables, task: tokio::spawn(driver.run(receiver)) }

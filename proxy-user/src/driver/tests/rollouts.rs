@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use proxy_common::service::{KIND_CLUSTER_IP, SERVICE_CHANGING, SERVICE_EJECTS};
+use proxy_common::service::{KIND_CLUSTER_IP, SERVICE_CHANGING, SERVICE_CHANGING_NODE, SERVICE_EJECTS};
+use proxy_core::model::{Event, HostDevice, HostView, Object};
 
 use super::{DriverSettings, MOMENT, Running, Shared, pass, service, slice};
-use proxy_core::model::{Event, Object};
 
 #[tokio::test(start_paused = true)]
 async fn endpoint_change_leaves_pod_sockets_to_packets_for_a_minute() {
@@ -29,4 +29,34 @@ async fn endpoint_change_leaves_pod_sockets_to_packets_for_a_minute() {
     let syncs = driver.status.borrow().sync_duration.count();
     pass(Duration::from_secs(20)).await;
     assert!(driver.status.borrow().sync_duration.count() <= syncs + 1, "nothing is left to end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoint_change_leaves_sockets_of_the_node_to_packets_that_are_translated() {
+    let untranslated = service("b", 2).cluster_ips;
+    let driver = Running::with_node_path(move |address| !untranslated.contains(&address));
+    let flags = || {
+        let store = driver.tables.0.lock().unwrap();
+        let services = store.contents().services.values();
+        services.filter(|entry| entry.kind == KIND_CLUSTER_IP).map(|entry| entry.flags).collect::<Vec<_>>()
+    };
+    let names = ["a", "b", "c"];
+    let services = names.iter().zip(1..).map(|(name, number)| service(name, number)).collect();
+    driver.list(services, vec![slice("a", 1..3), slice("b", 3..5), slice("c", 5..7)]).await;
+    // The last endpoint of `c` is a process of the node.
+    let own = slice("c", 5..8).endpoints.last().unwrap().address;
+    let device = HostDevice { addresses: [own].into(), ..HostDevice::default() };
+    driver.send(Event::Host(HostView { devices: [(1, device)].into(), ..HostView::default() })).await;
+    pass(MOMENT).await;
+    for (name, endpoints) in names.into_iter().zip([1..4, 3..6, 5..8]) {
+        driver.send(Event::Apply(Object::Slice(slice(name, endpoints)))).await;
+    }
+    pass(MOMENT).await;
+    let pods = SERVICE_EJECTS | SERVICE_CHANGING;
+    assert_eq!(flags(), [pods | SERVICE_CHANGING_NODE, pods, pods]);
+    driver.send(Event::Apply(Object::Slice(slice("c", 5..7)))).await;
+    pass(MOMENT).await;
+    assert_eq!(flags(), [pods | SERVICE_CHANGING_NODE, pods, pods | SERVICE_CHANGING_NODE], "it left");
+    pass(Duration::from_secs(62)).await;
+    assert_eq!(flags(), [SERVICE_EJECTS; 3]);
 }

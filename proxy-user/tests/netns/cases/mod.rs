@@ -46,6 +46,7 @@ mod ping;
 mod removal;
 mod repair;
 mod restart;
+mod rollout;
 mod routes;
 mod sctp;
 mod shared_port;
@@ -112,6 +113,7 @@ pub fn all() -> Vec<Case> {
         growth::CASES,
         masquerade::CASES,
         busy::CASES,
+        rollout::CASES,
         socket_lb::CASES,
         shared_port::CASES,
         removal::CASES,

@@ -128,7 +128,7 @@ fn two_services(fixture: &Fixture) -> Result<()> {
 }
 
 /// Waits until the agent has attached programs to all devices.
-fn attends(fixture: &Fixture) -> Result<()> {
+pub fn attends(fixture: &Fixture) -> Result<()> {
     eventually(SOON, || {
         let config = View::open(&fixture.bpffs())?.node_config()?;
         ensure!(config.attended_until != 0, "the agent does not attend to devices");

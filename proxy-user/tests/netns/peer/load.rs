@@ -90,6 +90,7 @@ fn note(tally: &mut Tally, start: Instant, began: String, result: Result<Seen, F
     match result {
         Ok(seen) => {
             tally.syn_retransmits += u64::from(seen.syn_retransmits);
+            tally.most_retransmits = tally.most_retransmits.max(seen.syn_retransmits);
             *tally.servers.entry(seen.server.clone()).or_default() += 1;
             if seen.syn_retransmits > 0 && tally.late.len() < MAX_REPORTED {
                 tally.late.push((start.elapsed().as_millis(), seen));

@@ -136,6 +136,8 @@ pub struct Tally {
     pub failures: Vec<(String, Failure)>,
     /// Number of retransmitted SYNs of the connections that succeeded.
     pub syn_retransmits: u64,
+    /// The highest number of retransmitted SYNs of one connection.
+    pub most_retransmits: u32,
     /// The first few connections with a retransmitted SYN: milliseconds since the load began, and what was seen.
     pub late: Vec<(u128, Seen)>,
 }

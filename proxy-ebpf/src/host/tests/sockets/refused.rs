@@ -6,7 +6,8 @@ use proxy_common::config::{
 use proxy_common::node::Cidr;
 use proxy_common::service::{
     KIND_ADDRESS, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNMANAGED, SERVICE_CHANGING,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_SOURCE_RANGES,
+    SERVICE_CHANGING_NODE, SERVICE_DROP_WHEN_EMPTY, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED,
+    SERVICE_SOURCE_RANGES,
 };
 use proxy_common::{Address as _, PROTO_ICMP};
 
@@ -239,23 +240,26 @@ fn connected_udp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends()
 
 fn changing<F: Net>() {
     let maps = socket_maps::<F>();
-    let entry = ServiceEntry { flags: SERVICE_EJECTS | SERVICE_CHANGING, ..CLUSTER };
-    add_frontend(maps, frontend::<F>(), PROTO_TCP, (7, &[7]), entry);
+    let set = |flags| {
+        let entry = ServiceEntry { flags: SERVICE_EJECTS | flags, ..CLUSTER };
+        add_frontend(maps, frontend::<F>(), PROTO_TCP, (7, &[7]), entry);
+    };
+    set(SERVICE_CHANGING | SERVICE_CHANGING_NODE);
     assert_eq!(translated(maps), [true; 4], "no agent attaches programs to the devices of new pods");
     attend(maps);
+    assert_eq!(translated(maps), [false, false, true, true]);
+    set(SERVICE_CHANGING);
     assert_eq!(translated(maps), [true, false, true, true]);
-    add_frontend(
-        maps,
-        frontend::<F>(),
-        PROTO_TCP,
-        (7, &[7]),
-        ServiceEntry { flags: SERVICE_EJECTS, ..CLUSTER },
-    );
+    set(0);
     assert_eq!(translated(maps), [true; 4]);
+    set(SERVICE_CHANGING_NODE);
+    assert_eq!(translated(maps), [false, true, true, true]);
+    maps.advance(15 * HZ);
+    assert_eq!(translated(maps), [true; 4], "the agent has ended");
 }
 
 #[test]
-fn changing_service_leaves_pod_socket_to_packets() {
+fn changing_service_leaves_sockets_to_packets() {
     changing::<V4>();
     changing::<V6>();
 }
