@@ -178,7 +178,6 @@ pub enum Changing {
 
 /// The plan of one Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
 pub struct PortPlan {
     /// Its frontends.
     pub frontends: SortedMap<Frontend, FrontendPlan>,
