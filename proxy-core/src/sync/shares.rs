@@ -1,9 +1,9 @@
 //! Which Services fit into the tables, if the Services of all namespaces together need more than there is.
 //!
 //! The rule is max-min fairness: a namespace that needs no more than an equal share of what is left is served, and the
-//! larger ones share the rest. Within a namespace, the Services with the smallest needs are served, of two equal ones the
-//! older, then the one whose name sorts first. So a Service never loses because of a larger one, and every node has the
-//! same result, whatever the order of the events. An eighth of each table is not planned: endpoints that change, and
+//! larger ones share the rest. Within a namespace, the Services that need no more than an equal share are served; of the
+//! others, the older first, then the smaller, then the one whose name sorts first. So a Service never loses because of a
+//! larger one that grows, nor because of newer ones, and every node has the same result, whatever the order of the events. An eighth of each table is not planned: endpoints that change, and
 //! entries in quarantine, take it ([`Reserve`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -346,7 +346,11 @@ fn limits(
                 need.get(resource) > 0 && !limits.get(*name).is_some_and(Limit::is_refused)
             };
             let mut services: Vec<_> = services.filter(counts).collect();
-            services.sort_by_key(|(name, (need, created))| (need.get(resource), *created, *name));
+            let fair = fair_share(services.iter().map(|(_, (need, _))| need.get(resource)), share).0;
+            services.sort_by_key(|(name, (need, created))| {
+                let need = need.get(resource);
+                (need > fair, *created, need, *name)
+            });
             let mut left = share;
             for (name, (needed, _)) in services {
                 let need = needed.get(resource);
