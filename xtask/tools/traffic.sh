@@ -340,12 +340,13 @@ row() {
 syns_again() { "$dir/$1" awk '/^TcpExt/ { for (i = 1; i <= NF; i++) if ($i == "TCPSynRetrans") at = i; value = $at } END { print value }' /proc/net/netstat; }
 # Runs the clients of standard input, one after the other; `& `: at the same time as the next one.
 rows() {
-    local lines line
+    local lines line pids=()
     mapfile -t lines
     for line in "${lines[@]}"; do
-        case $line in '& '*) row ${line#& } & ;; *) row $line ;; esac
+        case $line in '& '*) row ${line#& } & pids+=($!) ;; *) row $line ;; esac
     done
-    wait
+    # Not `wait` alone: servers and agents are children, too.
+    [ ${#pids[@]} = 0 ] || wait "${pids[@]}"
 }
 # Runs the clients of standard input, while endpoints change and agents are killed.
 rows_disturbed() {
@@ -825,7 +826,6 @@ EOT
 
 # --- the run ---
 begin_lab "$1"
-[ -z "${TRAFFIC_KEEP:-}" ] || trap 'rm -rf "$TRAFFIC_KEEP"; cp -r "$dir" "$TRAFFIC_KEEP" 2>/dev/null; take_down $$' EXIT
 chosen=${*:2}
 build
 services
