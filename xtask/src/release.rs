@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::chart::Helm;
 use crate::cross::Arch;
 use crate::exec::Cmd;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, docs, docs_of, repository};
 use crate::{cargotools, image, log, package};
 
 /// Whether to check for vulnerabilities.
@@ -24,20 +24,6 @@ const SUMS: &str = "SHA256SUMS";
 
 /// Name of the file with the release's notes.
 const NOTES: &str = "NOTES.md";
-
-/// Returns the repository on GitHub that publishes the release, `OWNER/NAME`; `None`: nobody does.
-fn repository() -> Option<String> {
-    std::env::var("GITHUB_REPOSITORY").ok().filter(|name| !name.is_empty())
-}
-
-/// Returns the address of the folder `docs` in this version, for links; `None`: it has no address.
-pub fn docs() -> Option<String> {
-    repository().map(|name| docs_of(&name))
-}
-
-fn docs_of(repository: &str) -> String {
-    format!("https://github.com/{repository}/blob/v{}/docs", env!("CARGO_PKG_VERSION"))
-}
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {

@@ -68,3 +68,18 @@ pub fn cache() -> Result<PathBuf> {
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir)
 }
+
+/// Returns the repository on GitHub that publishes the release, `OWNER/NAME`; `None`: none does.
+pub fn repository() -> Option<String> {
+    std::env::var("GITHUB_REPOSITORY").ok().filter(|name| !name.is_empty())
+}
+
+/// Returns the address of the folder `docs` in this version, for links; `None`: it has no address.
+pub fn docs() -> Option<String> {
+    repository().map(|name| docs_of(&name))
+}
+
+/// Returns the same for a repository on GitHub.
+pub fn docs_of(repository: &str) -> String {
+    format!("https://github.com/{repository}/blob/v{}/docs", env!("CARGO_PKG_VERSION"))
+}

@@ -167,7 +167,7 @@ pub enum Access {
 /// ended, and connect(2) would return it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Changing {
-    /// Nobody's: the endpoints do not change.
+    /// None: the endpoints do not change.
     #[default]
     No,
     /// Those of pods.

@@ -184,7 +184,7 @@ impl Cluster {
         &self,
         arguments: &[&str],
     ) -> Result<PerNode<T>, KubectlError> {
-        Ok(super::decoded(self.ask_all(&self.agents().await?, arguments).await))
+        Ok(super::answers::decoded(self.ask_all(&self.agents().await?, arguments).await))
     }
 
     /// Runs `ballast` on many nodes, a few at a time, since an answer may be large. Returns the answers in the order in which

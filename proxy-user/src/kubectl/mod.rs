@@ -21,7 +21,6 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use clap::ValueEnum as _;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::cli::args::kubectl::{
@@ -30,7 +29,7 @@ use crate::cli::args::kubectl::{
 use crate::cli::args::list::{Output, SelectorArgs, ViewArgs};
 use crate::cli::show::document;
 pub use answers::Outcome;
-use answers::PerNode;
+use answers::{PerNode, decoded, parsed};
 use cluster::{Agent, Cluster};
 pub use error::KubectlError;
 
@@ -278,26 +277,6 @@ async fn explain(
         }
     }
     Ok(all)
-}
-
-/// Parses the JSON of each node. If it cannot be parsed, the error is the node's standard error.
-fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Outcome, String>)>) -> PerNode<T> {
-    let decode = |answer: Outcome| {
-        serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
-            "" => unreadable(&error),
-            told => told.to_owned(),
-        })
-    };
-    answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()
-}
-
-/// Reads the used part of an answer.
-fn parsed<T: DeserializeOwned>(answer: Value) -> Result<T, String> {
-    serde_json::from_value(answer).map_err(|error| unreadable(&error))
-}
-
-fn unreadable(error: &serde_json::Error) -> String {
-    format!("cannot parse the answer: {error}")
 }
 
 #[cfg(test)]

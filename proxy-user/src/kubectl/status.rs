@@ -6,9 +6,8 @@ use proxy_common::version::ABI_VERSION;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::answers::{self, PerNode};
+use super::answers::{self, PerNode, parsed};
 use super::merged::MergedList;
-use super::parsed;
 use crate::cli::show::{Column, List, Row, bytes};
 
 /// The used part of `ballast status -o json`.

@@ -386,7 +386,7 @@ fn events_of_all_nodes_are_one_stream() {
     assert_eq!(lines(&["-o", "otlp"]), [document("a"), document("b")].into());
 }
 
-fn parse<T: DeserializeOwned>(value: Value) -> T {
+fn parse<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 

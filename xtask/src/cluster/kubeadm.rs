@@ -37,7 +37,7 @@ pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     let kubeadm = kubeadm.first().context("kubeadm was not built")?;
     let ballast = given.complete(&workspace, Proxy::Ballast)?;
     workdir.make()?;
-    super::or_leave(workdir, || assemble(&workspace, workdir, kubeadm, &ballast))
+    super::parts::or_leave(workdir, || assemble(&workspace, workdir, kubeadm, &ballast))
 }
 
 fn assemble(workspace: &Workspace, workdir: &Workdir, kubeadm: &Path, ballast: &Ballast) -> Result<()> {

@@ -32,7 +32,8 @@ pub use cni::Cni;
 use cni::current_cni;
 pub use control::{apply, apply_text, kubectl};
 pub use deployed::logs as agent_logs;
-use parts::{batch, copy_ballast, link_programs, prepare};
+pub use parts::down;
+use parts::{batch, copy_ballast, link_programs, or_leave, prepare};
 use plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, Node, SECOND_V4, each};
 pub use proxy::Proxy;
 use proxy::{PROXY, current_proxy};
@@ -94,23 +95,6 @@ pub fn there(which: &Which) -> Result<Workdir> {
         bail!("no cluster `{}` is running: create it with `cargo xtask test cluster up`", which.name);
     }
     Ok(workdir)
-}
-
-/// Finishes a new cluster. An incomplete cluster is kept for a look at its logs, unless Ctrl-C was the reason.
-fn or_leave<T>(workdir: &Workdir, finish: impl FnOnce() -> Result<T>) -> Result<T> {
-    finish().inspect_err(|_| {
-        if signal::check().is_err() {
-            if let Err(error) = down(workdir) {
-                log::line(format_args!("warning: {error:#}"));
-            }
-        } else {
-            log::line(format_args!(
-                "the cluster is left as it is, with its logs in {}; `cargo xtask test cluster down --name {}` removes it",
-                workdir.logs().display(),
-                workdir.name()
-            ));
-        }
-    })
 }
 
 /// Creates a cluster. After a failure the incomplete cluster stays: the caller reads its logs and calls [`down`].
@@ -212,17 +196,6 @@ fn await_ready(workdir: &Workdir, wanted: &Up) -> Result<()> {
             ));
         }
     })
-}
-
-/// Ends a cluster and removes all of it.
-pub fn down(workdir: &Workdir) -> Result<()> {
-    if workdir.remains()?.is_empty() {
-        log::line(format_args!("no cluster `{}` is running", workdir.name()));
-        return Ok(());
-    }
-    workdir.take_down()?;
-    log::line(format_args!("the cluster `{}` is gone", workdir.name()));
-    Ok(())
 }
 
 /// Stops the current proxy and starts another, or the same one with the given files.

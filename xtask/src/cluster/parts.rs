@@ -8,7 +8,7 @@ use super::workdir::Workdir;
 use crate::exec::Cmd;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{apiserver, gotools};
+use crate::{apiserver, gotools, log, signal};
 
 /// A CNI plugin at Debian's path.
 const PLUGINS: &str = "/usr/lib/cni/host-local";
@@ -54,4 +54,32 @@ pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &
     link("kube-apiserver", &server.kube_apiserver)?;
     let files = gotools::build(workspace, &gotools::CLUSTER)?;
     gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))
+}
+
+/// Ends a cluster and removes all of it.
+pub fn down(workdir: &Workdir) -> Result<()> {
+    if workdir.remains()?.is_empty() {
+        log::line(format_args!("no cluster `{}` is running", workdir.name()));
+        return Ok(());
+    }
+    workdir.take_down()?;
+    log::line(format_args!("the cluster `{}` is gone", workdir.name()));
+    Ok(())
+}
+
+/// Finishes a new cluster. An incomplete cluster is kept for a look at its logs, unless Ctrl-C was the reason.
+pub fn or_leave<T>(workdir: &Workdir, finish: impl FnOnce() -> Result<T>) -> Result<T> {
+    finish().inspect_err(|_| {
+        if signal::check().is_err() {
+            if let Err(error) = down(workdir) {
+                log::line(format_args!("warning: {error:#}"));
+            }
+        } else {
+            log::line(format_args!(
+                "the cluster is left as it is, with its logs in {}; `cargo xtask test cluster down --name {}` removes it",
+                workdir.logs().display(),
+                workdir.name()
+            ));
+        }
+    })
 }

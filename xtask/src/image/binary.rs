@@ -10,8 +10,8 @@ use object::{Endianness, Object as _};
 
 use crate::cross::{self, Arch};
 use crate::exec::Cmd;
-use crate::workspace::Workspace;
-use crate::{build, cargotools, log, release};
+use crate::workspace::{self, Workspace};
+use crate::{build, cargotools, log};
 
 /// Builds the agent for an architecture and returns its path.
 pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
@@ -45,7 +45,7 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     if !dev {
         cargo = cargo.arg("--release");
         // proxy-user/src/docs.rs
-        cargo = release::docs().into_iter().fold(cargo, |cargo, docs| cargo.env("BALLAST_DOCS", docs));
+        cargo = workspace::docs().into_iter().fold(cargo, |cargo, docs| cargo.env("BALLAST_DOCS", docs));
     }
     log::timed("build the static agent", || cargo.run())?;
     let folder = if dev { "debug" } else { "release" };

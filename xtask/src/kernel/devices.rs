@@ -13,8 +13,6 @@ use crate::log;
 use crate::workspace::Workspace;
 
 const PAGE: &str = "docs/datapath.md";
-/// Path of the script in the repository.
-pub(super) const SCRIPT: &str = "xtask/tools/devices.sh";
 /// Prefix of the script's output lines that belong to the table.
 const ROW: &str = "row: ";
 
@@ -45,7 +43,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         let said = Cmd::new("bash")
             .args(["-o", "pipefail", "-c", r#""$0" "$@" | tee /dev/stderr"#])
-            .arg(workspace.root().join(SCRIPT))
+            .arg(workspace.root().join(super::DEVICES_SCRIPT))
             .args([&programs.agent, &programs.tests])
             .args(&args.devices)
             .read_with_stderr_shown()?;

@@ -22,6 +22,8 @@ use crate::workspace::{self, Workspace};
 use crate::{build, log};
 
 /// Name that selects this machine's own kernel.
+/// Path of the script that tests network devices, in the repository.
+const DEVICES_SCRIPT: &str = "xtask/tools/devices.sh";
 const RUNNING: &str = "running";
 /// File with the recorded costs of verification.
 const RECORD: &str = "docs/verifier.md";
@@ -124,7 +126,7 @@ impl Programs {
             .env("STRIP", cross::tool(arch, "strip"));
         if let Some(devices) = devices {
             script =
-                script.env("DEVICES", workspace.root().join(devices::SCRIPT)).env("DEVICES_WANTED", devices);
+                script.env("DEVICES", workspace.root().join(DEVICES_SCRIPT)).env("DEVICES_WANTED", devices);
         }
         let told = script.read_with_stderr_shown()?;
         let (image, release) = told.trim().split_once('\n').context("kernel.sh names no kernel")?;

@@ -8,7 +8,8 @@ use super::paths::Unit;
 use super::source::Finding;
 
 /// The modules of `proxy-user`, and which of them each may use.
-const MODULES: [(&str, &str); 22] = [
+const MODULES: [(&str, &str); 23] = [
+    ("docs", ""),
     ("spans", ""),
     ("otlp", "spans"),
     ("api", "spans"),
@@ -18,15 +19,15 @@ const MODULES: [(&str, &str); 22] = [
     ("driver", "spans"),
     ("audit", "api maps spans driver"),
     ("host", ""),
-    ("programs", "host maps"),
+    ("programs", "docs host maps"),
     ("sockets", "host maps programs driver"),
     ("connections", "maps programs sockets driver"),
     ("metrics", "audit maps otlp programs driver"),
     ("page", "cli config maps rates"),
     ("http", "metrics page driver"),
     ("config", "host otlp programs"),
-    ("cli", "config host maps otlp programs"),
-    ("kubectl", "api cli page"),
+    ("cli", "config docs host maps otlp programs"),
+    ("kubectl", "api cli docs page"),
     ("telemetry", "config otlp spans"),
     ("top", "cli config maps rates"),
     (
