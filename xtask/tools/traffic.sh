@@ -15,7 +15,7 @@ clear_up ''
 readonly user=172.30.0.9 script=$PWD/xtask/tools/traffic.py
 agent_flags='--accept-dsr --tenant-annotations all'
 # The agents would report them as unknown settings.
-export -n BALLAST_KUBE_PROXY BALLAST_KUBE_APISERVER BALLAST_ETCD
+export -n BALLAST_KUBE_PROXY BALLAST_KUBE_APISERVER BALLAST_ETCD BALLAST_OTLP_RECEIVER
 
 # --- the network: a bridge with two nodes and two machines outside; the guest's sockets are seen by no hook ---
 #
