@@ -232,32 +232,26 @@ pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Sto
 const CHUNK: usize = 8192;
 
 /// Elements, and where the next read continues: as a result, `None` means that these were the last; as an argument, `None`
-/// means the start. It is the index that was read last in an array, a bucket in a hash map.
-pub(super) type Part<K, V> = (Vec<(K, V)>, Option<u32>);
+/// means the start. It is the index that was read last in an array, a bucket in a hash map, the key that was read last in a trie.
+pub(super) type Part<K, V, P = u32> = (Vec<(K, V)>, Option<P>);
 
-/// Reads elements in the map's own order until there are `enough` of them or none is left. Elements that are added or
-/// removed meanwhile may be returned.
+/// Reads elements of an array or a hash map in the map's own order until there are `enough` of them or none is left. Elements that
+/// are added or removed meanwhile may be returned.
 pub(super) fn lookup<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
     from: Option<u32>,
     enough: usize,
 ) -> io::Result<Part<K, V>> {
-    let mut found = Vec::new();
-    let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
-        found.extend(keys.iter().copied().zip(values.iter().copied()));
-    })?;
-    Ok((found, next))
+    lookup_after(fd, from, enough)
 }
 
-/// Entries of a trie, and the position after them; `None` at the end.
-pub(super) type Piece<K, V> = (Vec<(K, V)>, Option<K>);
-
-/// As [`lookup`], from a trie: the position is the key that was read last. If it was removed, the kernel begins again at the start.
-pub(super) fn lookup_after<K: Plain + PartialEq, V: Plain>(
+/// As [`lookup`], from a map of any kind. If the key at which a read of a trie continues was removed, the kernel begins again at
+/// the start.
+pub(super) fn lookup_after<K: Plain, V: Plain, P: Plain + PartialEq>(
     fd: BorrowedFd<'_>,
-    from: Option<K>,
+    from: Option<P>,
     enough: usize,
-) -> io::Result<Piece<K, V>> {
+) -> io::Result<Part<K, V, P>> {
     let mut found = Vec::new();
     let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
         found.extend(keys.iter().copied().zip(values.iter().copied()));

@@ -254,7 +254,8 @@ fn ranges<A: Address + Into<IpAddr>>(
 where
     SourceRangeKey<A>: Plain,
 {
-    let (found, next) = sys::lookup_after::<TrieKey<A>, u32>(map.fd().as_fd(), from, count as usize)?;
+    let (found, next) =
+        sys::lookup_after::<TrieKey<A>, u32, TrieKey<A>>(map.fd().as_fd(), from, count as usize)?;
     let ranges = found.into_iter().filter_map(|(key, _)| key.range()).collect();
     Ok((ranges, next.and_then(TrieKey::range)))
 }
