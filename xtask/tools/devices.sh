@@ -298,10 +298,8 @@ route add default via 10.$n.0.1
 route add default via fd0$n::1
 EOF
 }
-pod_netkit() {
-    on "$1" <<<"link add $2 type netkit mode ${4:-l3} peer name eth0 netns $ns-$2"
-    if [ -n "${4:-}" ]; then routed "$@"; return; fi
-    # Without a link layer, there are no neighbours.
+# As `routed`, for a device without a link layer, and so without neighbours.
+unaddressed() {
     local n
     n=$(number "$1")
     on "$1" <<EOF
@@ -317,6 +315,10 @@ address add fd0$n::$3/128 dev eth0 nodad
 route add default dev eth0
 route add ::/0 dev eth0
 EOF
+}
+pod_netkit() {
+    on "$1" <<<"link add $2 type netkit mode ${4:-l3} peer name eth0 netns $ns-$2"
+    if [ -n "${4:-}" ]; then routed "$@"; else unaddressed "$@"; fi
 }
 pod_netkit2() { pod_netkit "$@" l2; }
 # Another program that ends tc's list at the same device.
@@ -359,22 +361,7 @@ pod_tap() {
         [ -S "$dir/$2a" ] && [ -S "$dir/$2b" ] && break
         sleep 0.1
     done
-    if [ "$type" = tap ]; then routed "$@"; return; fi
-    local n
-    n=$(number "$1")
-    on "$1" <<EOF
-link set $2 up
-address add 169.254.1.1/32 dev $2
-route add 10.$n.0.$3/32 dev $2
-route add fd0$n::$3/128 dev $2
-EOF
-    on "$2" <<EOF
-link set eth0 up
-address add 10.$n.0.$3/32 dev eth0
-address add fd0$n::$3/128 dev eth0 nodad
-route add default dev eth0
-route add ::/0 dev eth0
-EOF
+    if [ "$type" = tap ]; then routed "$@"; else unaddressed "$@"; fi
 }
 pod_tun() { pod_tap "$@" tun; }
 # Devices on top of the uplink: the pods are machines of the LAN, and the machine outside is their router.
