@@ -68,7 +68,7 @@ fn socket_with_source_ranges_is_checked_on_the_node_and_left_to_packets_in_pods(
 }
 
 #[test]
-fn changing_service_leaves_sockets_to_packets_as_its_flags_say() {
+fn connect_to_changing_service_is_untranslated() {
     for (flags, left) in [
         (SERVICE_CHANGING, [true, false]),
         (SERVICE_CHANGING | SERVICE_CHANGING_NODE, [true, true]),

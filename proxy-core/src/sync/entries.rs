@@ -80,7 +80,7 @@ pub(super) fn service_entry(
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // Also with one endpoint: its answers make an endpoint that joins later a newcomer.
+            // Also with one endpoint: the programs note its answers, and treat an endpoint that joins later as a newcomer.
             (port.ejects, SERVICE_EJECTS),
             (port.changing != Changing::No && port.slot_count(frontend) > 1, SERVICE_CHANGING),
             (is_left_by_node(port, frontend), SERVICE_CHANGING_NODE),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn light_endpoint_that_another_node_selects_has_a_first_slot() {
+    fn light_tagged_endpoint_has_first_slot() {
         let endpoints = vec![member(true, 1, 1), member(false, 2, 100), member(false, 3, 100)];
         let slots = slots(endpoints, Algorithm::Random);
         assert_eq!((slots[0], slots.len()), (1, 201));

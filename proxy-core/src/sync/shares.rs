@@ -3,8 +3,8 @@
 //! The rule is max-min fairness: a namespace that needs no more than an equal share of what is left is served, and the
 //! larger ones share the rest. Within a namespace, the Services that need no more than an equal share are served; of the
 //! others, the older first, then the smaller, then the one whose name sorts first. So a Service never loses because of a
-//! larger one that grows, nor because of newer ones, and every node has the same result, whatever the order of the events. An eighth of each table is not planned: endpoints that change, and
-//! entries in quarantine, take it ([`Reserve`]).
+//! larger one that grows, nor because of newer ones, and every node has the same result, whatever the order of the events. An
+//! eighth of each table is not planned: endpoints that change, and entries in quarantine, take it ([`Reserve`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

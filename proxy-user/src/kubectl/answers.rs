@@ -48,7 +48,7 @@ pub(super) fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Outcome,
     let decode = |answer: Outcome| {
         serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
             "" => unreadable(&error),
-            told => told.to_owned(),
+            message => message.to_owned(),
         })
     };
     answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()

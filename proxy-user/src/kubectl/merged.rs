@@ -55,19 +55,19 @@ pub(super) async fn write<T: Serialize>(
         }
         return Ok(outcome);
     }
-    let (mut watch, mut told) = (Watch::default(), Vec::new());
+    let (mut watch, mut shown) = (Watch::default(), Vec::new());
     loop {
         let all = sorted().await?;
         out.write_all(watch.changes(&all.list, options)?.as_bytes())?;
         let notes = if output.is_text() { all.notes } else { Vec::new() };
-        for note in notes.iter().filter(|note| !told.contains(*note)) {
+        for note in notes.iter().filter(|note| !shown.contains(*note)) {
             writeln!(out, "{note}")?;
         }
-        for message in all.messages.iter().filter(|message| !told.contains(*message)) {
+        for message in all.messages.iter().filter(|message| !shown.contains(*message)) {
             writeln!(err, "{message}")?;
         }
         out.flush()?;
-        told = [notes, all.messages].concat();
+        shown = [notes, all.messages].concat();
         tokio::time::sleep(options.interval).await;
     }
 }

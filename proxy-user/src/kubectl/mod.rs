@@ -266,7 +266,11 @@ async fn explain(
             Ok(Outcome { stdout, is_well: true, .. }) => {
                 if output.is_text() {
                     // Writing to a `String` cannot fail.
-                    let _ = writeln!(all.stdout, "{} on node {node} connects to {destination}", client.told);
+                    let _ = writeln!(
+                        all.stdout,
+                        "{} on node {node} connects to {destination}",
+                        client.description
+                    );
                 }
                 all.stdout.push_str(&stdout);
             }

@@ -22,7 +22,7 @@ pub(super) struct Client {
     /// Node of the client; `None`: unknown.
     pub node: Option<String>,
     /// Description of the client.
-    pub told: String,
+    pub description: String,
 }
 
 /// The name of an object, like `pod/default/web` or `svc/db:5432`.
@@ -54,11 +54,11 @@ pub(super) const SERVICES: &[&str] = &["service", "services", "svc"];
 /// Resolves the client of a connection.
 pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, KubectlError> {
     if let Some(Named { name, .. }) = named(text, NODES) {
-        let told = format!("a process of node {name}");
-        return Ok(Client { is: "host".to_owned(), node: Some(name.to_owned()), told });
+        let description = format!("a process of node {name}");
+        return Ok(Client { is: "host".to_owned(), node: Some(name.to_owned()), description });
     }
     let Some(Named { namespace, name, .. }) = named(text, PODS) else {
-        return Ok(Client { is: text.to_owned(), node: None, told: text.to_owned() });
+        return Ok(Client { is: text.to_owned(), node: None, description: text.to_owned() });
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let pods = pods(cluster.client.clone(), Some(namespace));
@@ -78,7 +78,7 @@ pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, Ku
         return Err(KubectlError::Name(error));
     };
     let is = if spec.host_network == Some(true) { "host" } else { "pod" };
-    Ok(Client { is: is.to_owned(), node: Some(node), told: format!("pod {namespace}/{name}") })
+    Ok(Client { is: is.to_owned(), node: Some(node), description: format!("pod {namespace}/{name}") })
 }
 
 /// Resolves the destination of a connection to an argument of `ballast explain`.

@@ -94,8 +94,9 @@ fn status(node: &str, arguments: &[String]) -> (String, String, bool) {
     };
     let state = if node == "a" { "ok" } else { "down" };
     let counts = json!({ "ports": 4, "frontends": 6, "unmanaged": 0, "backends": 9, "flows": 12 });
-    let told = json!({ "ok": false, "agent": { "state": state }, "counts": counts, "problems": problems });
-    (told.to_string(), String::new(), false)
+    let document =
+        json!({ "ok": false, "agent": { "state": state }, "counts": counts, "problems": problems });
+    (document.to_string(), String::new(), false)
 }
 
 #[test]
@@ -105,9 +106,9 @@ fn the_status_of_all_nodes_and_of_one() {
     assert_snapshot!(text);
     assert!(PAGE.contains(&format!("$ kubectl ballast status\n{text}")));
     let (text, _) = asked(status, &[], &["status", "--node", "a", "-o", "json"]);
-    let told: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
-    assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
+    assert_eq!(document["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
     let (yaml, _) = asked(status, &[], &["status", "--node", "a", "-o", "yaml"]);
     assert!(yaml.contains("nodes:\n  a:\n") && yaml.contains("state: ok\n"), "{yaml}");
     let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
@@ -295,13 +296,13 @@ fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
     assert_eq!(arguments, ["programmed", "shop/web", "-o", "json"]);
     let slice = |name: &str, edition: &str| json!({ "name": name, "resourceVersion": edition });
     let first = if node == "b" { "98" } else { "101" };
-    let told = json!({
+    let document = json!({
         "resourceVersion": "90", "current": true, "problems": [],
         "endpointSlices": [slice("web-1", first), slice("web-2", "100")],
     });
     match node {
         "c" => (String::new(), "ballast: no Service shop/web is programmed on c\n".to_owned(), false),
-        _ => (json!({ "services": [told] }).to_string(), String::new(), true),
+        _ => (json!({ "services": [document] }).to_string(), String::new(), true),
     }
 }
 
@@ -341,12 +342,12 @@ fn editions_are_compared_as_numbers(
 ) {
     let slices = [("web-1".to_owned(), "101".to_owned())].into();
     let wanted = wait::ExpectedVersions { service: "90".to_owned(), slices };
-    let told = json!({
+    let document = json!({
         "resourceVersion": service, "current": current, "problems": ["no room"],
         "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
     });
-    let told = json!({ "services": [told] });
-    let answer = Outcome { stdout: told.to_string(), stderr: String::new(), is_well: true };
+    let document = json!({ "services": [document] });
+    let answer = Outcome { stdout: document.to_string(), stderr: String::new(), is_well: true };
     assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
 }
 
@@ -518,8 +519,8 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
         (json!({ "services": [{ "service": node }] }).to_string(), String::new(), true)
     };
     let (text, well) = asked(says, &[], &["stats", "-o", "json"]);
-    let told: Value = serde_json::from_str(&text).unwrap();
-    assert!(well && told["nodes"]["b"]["services"][0]["service"] == "b", "{told}");
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert!(well && document["nodes"]["b"]["services"][0]["service"] == "b", "{document}");
     let says: Says = |node, _| (format!("both\n{node}\n"), String::new(), true);
     let (text, _) = asked(says, &[], &["backend", "list", "-o", "name"]);
     assert_eq!(text, "a\nb\nboth\nc\n");
@@ -559,11 +560,11 @@ fn status_has_wide_columns_names_and_no_headings() {
     let says: Says = |node, _| {
         let attachments = json!([{ "attached": true }, { "attached": node == "a" }]);
         let counts = json!({ "ports": 1, "frontends": 2, "backends": 3, "flows": 4 });
-        let told = json!({
+        let document = json!({
             "ok": true, "agent": { "state": "ok" }, "counts": counts, "problems": [],
             "attachments": attachments, "resident": 3 << 20,
         });
-        (told.to_string(), String::new(), true)
+        (document.to_string(), String::new(), true)
     };
     let (text, well) = asked(says, &[], &["status", "-o", "wide", "--node", "a,b"]);
     assert!(well);
@@ -576,8 +577,8 @@ fn status_has_wide_columns_names_and_no_headings() {
     let (text, _) = asked(says, &[], &["status", "--no-headers", "--node", "b"]);
     assert!(text.starts_with("b  yes  ok ") && text.lines().count() == 1, "{text}");
     let (json, _) = asked(says, &[], &["status", "-o", "json", "--node", "b"]);
-    let told: Value = serde_json::from_str(&json).unwrap();
-    assert_eq!(told["nodes"]["b"]["resident"], 3 << 20);
+    let document: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(document["nodes"]["b"]["resident"], 3 << 20);
 }
 
 #[test]
@@ -600,8 +601,8 @@ fn watched_table_of_all_nodes_prints_only_rows_that_change() {
         let round = ROUND.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         // The second round is equal to the first one, the third one is not, and the fourth one ends the command.
         let state = if round < 2 { "ok" } else { "down" };
-        let told = json!({ "ok": true, "agent": { "state": state }, "problems": [] });
-        (told.to_string(), String::new(), true)
+        let document = json!({ "ok": true, "agent": { "state": state }, "problems": [] });
+        (document.to_string(), String::new(), true)
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -623,11 +624,11 @@ fn version_shows_this_program_and_that_of_each_node() {
     let says: Says = |node, arguments| {
         assert_eq!(arguments, ["version", "-o", "json"]);
         let agent = json!({ "version": (node != "b").then_some("1.2.2"), "address": "127.0.0.1:10249" });
-        let told = json!({ "version": "1.2.3", "abi": 4, "agent": agent });
+        let document = json!({ "version": "1.2.3", "abi": 4, "agent": agent });
         if node == "c" {
             (String::new(), "denied\n".to_owned(), false)
         } else {
-            (told.to_string(), String::new(), true)
+            (document.to_string(), String::new(), true)
         }
     };
     let Outcome { stdout, stderr, is_well } = streams(says, &[], &["version"]);
@@ -721,8 +722,8 @@ fn checks_of_all_nodes_are_merged() {
     let (text, well) = asked(says, &[], &["check"]);
     assert_eq!((&*text, well), ("b: fail maps: s; do\nall nodes: warn bpf-jit: s; do\n", false));
     let (text, well) = asked(says, &[], &["check", "--node", "a", "-o", "json"]);
-    let told: Value = serde_json::from_str(&text).unwrap();
-    assert!(well && told["nodes"]["a"]["ok"] == true, "{told}");
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert!(well && document["nodes"]["a"]["ok"] == true, "{document}");
     let (text, _) = asked(says, &[], &["check", "--node", "a", "-o", "wide"]);
     assert_eq!(text, "a: pass maps: s; do\na: warn bpf-jit: s; do\n");
     assert_eq!(asked(says, &[], &["check", "-o", "name"]).0, "bpf-jit\nmaps\n");

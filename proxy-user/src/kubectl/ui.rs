@@ -185,16 +185,16 @@ async fn pass_on(
     path: &str,
     events: &mpsc::Sender<String>,
 ) -> Result<(), String> {
-    let mut told = cluster.within(forward::get(cluster, agent, path)).await?;
-    match told.status {
+    let mut answer = cluster.within(forward::get(cluster, agent, path)).await?;
+    match answer.status {
         StatusCode::OK => {}
         StatusCode::NOT_FOUND => {
             return Err("the agent has no page: set its flag --page (chart: page)".to_owned());
         }
-        _ => return Err(told.text().await?),
+        _ => return Err(answer.text().await?),
     }
     let mut held = Vec::new();
-    while let Some(part) = told.next().await {
+    while let Some(part) = answer.next().await {
         held.extend_from_slice(part?.as_ref());
         while let Some(end) = held.windows(2).position(|two| two == b"\n\n") {
             let event: Vec<u8> = held.drain(..end + 2).collect();

@@ -275,7 +275,7 @@ fn each_frontend_has_an_endpoint_if_there_are_too_few_ids() {
 }
 
 #[test]
-fn slow_start_takes_no_more_than_half_of_the_slots_beyond_the_weights() {
+fn slow_start_beyond_half_of_slots_uses_weights() {
     let starts = |endpoints: u8| {
         let (name, mut plan) = service("a", 1, 1..=endpoints);
         for facts in plan

@@ -75,7 +75,7 @@ fn short_gso_datagrams<F: Net>() {
 }
 
 #[test]
-fn gso_datagrams_to_a_service_without_endpoints_are_answered() {
+fn gso_datagram_without_endpoints_is_refused() {
     short_gso_datagrams::<V4>();
     short_gso_datagrams::<V6>();
 }

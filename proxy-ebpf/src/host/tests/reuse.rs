@@ -250,7 +250,7 @@ fn second_frontend<F: Net>() -> End<F> {
 }
 
 #[test]
-fn port_whose_socket_at_the_endpoint_is_in_time_wait_is_translated() {
+fn port_in_time_wait_is_translated() {
     for dst in [second_frontend::<V4>(), backend::<V4>()] {
         a_port_in_time_wait::<V4>(dst);
     }

@@ -215,7 +215,7 @@ fn sends_to_its_peer<F: Net>() {
 }
 
 #[test]
-fn connected_socket_that_sends_to_its_peer_sees_the_address_of_its_connect() {
+fn connected_socket_sending_to_peer_sees_connected_address() {
     sends_to_its_peer::<V4>();
     sends_to_its_peer::<V6>();
 }

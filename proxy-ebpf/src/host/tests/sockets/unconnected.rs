@@ -236,7 +236,7 @@ fn connects_to_endpoint<F: Net>(has_memory: bool) {
 }
 
 #[test]
-fn socket_that_connects_to_the_endpoint_after_a_message_to_the_service_sees_the_endpoint() {
+fn connect_to_endpoint_after_service_message_shows_endpoint() {
     for has_memory in [true, false] {
         connects_to_endpoint::<V4>(has_memory);
         connects_to_endpoint::<V6>(has_memory);
@@ -269,7 +269,7 @@ fn removed_endpoint<F: Net>(has_memory: bool) {
 }
 
 #[test]
-fn message_of_a_removed_endpoint_shows_the_service_only_while_the_backend_id_is_not_free() {
+fn message_of_removed_endpoint_shows_service_until_id_is_free() {
     for has_memory in [true, false] {
         removed_endpoint::<V4>(has_memory);
         removed_endpoint::<V6>(has_memory);
