@@ -9,14 +9,8 @@
 //! restored at version 900, and while the watch is broken, the server makes 150 other changes. The watch resumes at 1000, every
 //! later event and bookmark has a higher version, and the changes from 901 to 1000 never arrive.
 
-use std::collections::VecDeque;
-
 use super::kinds::Watched;
 use super::transport::Source;
-
-/// Number of objects whose newest changes are kept: if all of them are deleted while the watch is broken, as with a namespace,
-/// every agent lists again at the same time.
-const KEPT: usize = 16;
 
 /// A change of an object, as the watch reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,57 +24,55 @@ struct Change {
 /// The newest changes that the agent knows of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// The newest changes that created or updated objects that were not deleted later, each of another object, the oldest first.
-    applied: VecDeque<Change>,
+    /// The newest change that created or updated an object that was not deleted later.
+    applied: Option<Change>,
     /// The newest deletion.
     deleted: Option<Change>,
+    /// The object of the newest change, which the server no longer has, and the version until which the watch reports its
+    /// deletion if the history is the same.
+    absent: Option<(Change, u64)>,
 }
 
 impl History {
     /// Records that an object was created or updated.
     pub fn applied<K: Watched>(&mut self, object: &K) {
         let version = version_of(object);
-        let newest = self.applied.back();
-        if newest.is_some_and(|newest| newest.version > version) {
-            return;
+        if self.applied.as_ref().is_none_or(|newest| newest.version <= version) {
+            self.applied = Some(change_of(object, version));
         }
-        let change = change_of(object, version);
-        self.applied.retain(|known| !known.is_of(&change));
-        if self.applied.len() == KEPT {
-            self.applied.pop_front();
-        }
-        self.applied.push_back(change);
     }
 
     /// Records that an object was deleted.
     pub fn deleted<K: Watched>(&mut self, object: &K) {
         let deleted = change_of(object, version_of(object));
-        self.applied.retain(|known| !known.is_of(&deleted));
+        self.applied.take_if(|applied| applied.is_of(&deleted));
+        self.absent.take_if(|(absent, _)| absent.is_of(&deleted));
         self.deleted = Some(deleted);
     }
 
-    /// Requests the objects of the newest changes; returns whether the server's history has these changes.
+    /// Requests the objects of the newest changes; returns whether the server's history may have these changes.
     ///
-    /// An object that is absent may have been deleted since, which shows nothing: the one before is requested. If none is there,
-    /// the history is taken to be another one.
-    pub async fn is_that_of<K: Watched>(&self, source: &Source<K>) -> kube::Result<bool> {
-        let mut shown = self.applied.is_empty();
-        for change in self.applied.iter().rev() {
-            match change.look_up(source).await? {
+    /// An absent object may have been deleted since, which the watch then reports: see [`Self::lacks_deletion`].
+    pub async fn is_that_of<K: Watched>(&mut self, source: &Source<K>) -> kube::Result<bool> {
+        self.absent = None;
+        if let Some(applied) = &self.applied {
+            match applied.look_up(source).await? {
                 Found::Older => return Ok(false),
-                Found::Nothing => {}
-                Found::SameOrNewer => {
-                    shown = true;
-                    break;
-                }
+                Found::Nothing(newest) => self.absent = Some((applied.clone(), newest)),
+                Found::SameOrNewer => {}
             }
         }
-        let newest = self.applied.back().map_or(0, |change| change.version);
-        let Some(deleted) = self.deleted.as_ref().filter(|deleted| shown && deleted.version >= newest) else {
-            return Ok(shown);
+        let newest = self.applied.as_ref().map_or(0, |change| change.version);
+        let Some(deleted) = self.deleted.as_ref().filter(|deleted| deleted.version >= newest) else {
+            return Ok(true);
         };
         // An object that has only left the selection is still there, in a version that is not older.
         Ok(deleted.look_up(source).await? != Found::Older)
+    }
+
+    /// Whether the watch has reached `version` without the deletion that explains an absent object: another history.
+    pub fn lacks_deletion(&self, version: u64) -> bool {
+        self.absent.as_ref().is_some_and(|(_, until)| version >= *until)
     }
 }
 
@@ -89,8 +81,8 @@ impl History {
 enum Found {
     /// The server has not reached the change: another history.
     Older,
-    /// The server has another object, or none.
-    Nothing,
+    /// At this version, the server has another object, or none.
+    Nothing(u64),
     /// The object, in the version of the change or a newer one.
     SameOrNewer,
 }
@@ -114,7 +106,7 @@ impl Change {
             Some((_, version)) if version < self.version => Found::Older,
             Some((uid, _)) if uid == self.uid.as_ref() => Found::SameOrNewer,
             // The object was deleted, and perhaps another one was created, after the change.
-            _ => Found::Nothing,
+            _ => Found::Nothing(newest),
         }
     }
 }
@@ -156,7 +148,7 @@ mod tests {
         assert_eq!(compare(90, Some(("2", 20))), Found::Older);
         assert_eq!(compare(90, Some(("1", 50))), Found::SameOrNewer);
         assert_eq!(compare(0, Some(("1", 70))), Found::SameOrNewer);
-        assert_eq!(compare(90, None), Found::Nothing, "deleted since");
-        assert_eq!(compare(90, Some(("2", 80))), Found::Nothing, "deleted and created since");
+        assert_eq!(compare(90, None), Found::Nothing(90), "deleted since");
+        assert_eq!(compare(90, Some(("2", 80))), Found::Nothing(90), "deleted and created since");
     }
 }

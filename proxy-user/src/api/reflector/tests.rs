@@ -31,7 +31,11 @@ enum Rest {
 }
 
 fn line(kind: &str, name: &str) -> Vec<u8> {
-    let metadata = json!({"name": name, "namespace": "default", "resourceVersion": "7"});
+    event(kind, name, "7")
+}
+
+fn event(kind: &str, name: &str, version: &str) -> Vec<u8> {
+    let metadata = json!({"name": name, "namespace": "default", "resourceVersion": version});
     let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {}});
     format!("{}\n", json!({"type": kind, "object": object})).into_bytes()
 }
@@ -261,4 +265,56 @@ async fn a_list_after_a_whole_one_is_streamed_again() {
         reflector.step().await;
     }
     assert!(!reflector.is_whole);
+}
+
+/// Returns a server whose only Service is gone when it is requested by name, at version 20, while each watch breaks until then.
+/// A later watch sends `events`.
+fn server_without_the_newest(events: Vec<Vec<u8>>) -> Api<Service> {
+    let is_gone = Arc::new(Mutex::new(false));
+    let service = service_fn(move |request: Request<client::Body>| {
+        let uri = request.uri().to_string();
+        let mut is_gone = is_gone.lock().unwrap();
+        let body = if uri.contains("metadata.name") {
+            *is_gone = true;
+            Body::from(
+                json!({"kind": "List", "metadata": {"resourceVersion": "20"}, "items": []}).to_string(),
+            )
+        } else if uri.contains("sendInitialEvents=true") && !*is_gone {
+            Body::from_stream(stream::iter([Ok::<_, io::Error>(line("ADDED", "a")), Ok(list_ends())]))
+        } else if uri.contains("sendInitialEvents=true") {
+            Body::from_stream(stream::iter([Ok::<_, io::Error>(list_ends())]).chain(stream::pending()))
+        } else {
+            let events: Vec<_> = events.iter().cloned().map(Ok::<_, io::Error>).collect();
+            Body::from_stream(stream::iter(events).chain(stream::pending()))
+        };
+        let answer = Response::builder().header(CONTENT_TYPE, "application/json").body(body).unwrap();
+        std::future::ready(Ok::<_, Infallible>(answer))
+    });
+    Api::all(Client::new(service, "default"))
+}
+
+#[rstest]
+#[case::bookmark(vec![event("BOOKMARK", "", "20")], "[o]![]")]
+#[case::other_change(vec![event("MODIFIED", "b", "21")], "[o]![]")]
+#[case::deletion(vec![event("DELETED", "a", "15"), event("BOOKMARK", "", "20"), event("ADDED", "b", "21")], "[o]dc")]
+#[case::not_yet(vec![event("BOOKMARK", "", "19"), event("ADDED", "b", "19")], "[o]c")]
+#[tokio::test(start_paused = true)]
+async fn absent_object_is_listed_again_unless_the_watch_reports_its_deletion(
+    #[case] events: Vec<Vec<u8>>,
+    #[case] expected: &str,
+) {
+    let source = Source::new(server_without_the_newest(events));
+    let mut items = std::pin::pin!(reflect(source, Config::default()));
+    let mut text = String::new();
+    while text.len() < expected.len() {
+        text.push(match items.next().await.unwrap() {
+            Ok(Event::Init) => '[',
+            Ok(Event::InitApply(_)) => 'o',
+            Ok(Event::InitDone) => ']',
+            Ok(Event::Apply(_)) => 'c',
+            Ok(Event::Delete(_)) => 'd',
+            Err(_) => '!',
+        });
+    }
+    assert_eq!(text, expected);
 }
