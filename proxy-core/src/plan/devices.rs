@@ -89,9 +89,18 @@ fn guess(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeSet<u32
             continue;
         }
         open.extend(device.parent);
-        // A bridge port with a container behind it carries the container's packets, not those of other machines.
+        // A bridge port with a container behind it carries the container's packets, not those of other machines. If all ports are
+        // virtual, one of a bridge's veths is the NIC of a node that is a container itself.
+        let is_bridge = device.kind == DeviceKind::Bridge;
+        let has_nic =
+            host.devices.values().any(|device| device.master == Some(index) && !device.kind.is_virtual());
+        let is_port = |device: &HostDevice| match device.kind {
+            DeviceKind::Tun => false,
+            DeviceKind::Veth => is_bridge && !has_nic && !device.both_ends,
+            _ => true,
+        };
         let belongs = |device: &HostDevice| {
-            device.parent == Some(index) || device.master == Some(index) && !device.kind.is_virtual()
+            device.parent == Some(index) || device.master == Some(index) && is_port(device)
         };
         open.extend(host.devices.iter().filter(|(_, device)| belongs(device)).map(|(index, _)| *index));
     }

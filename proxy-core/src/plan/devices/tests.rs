@@ -99,6 +99,20 @@ fn a_port_of_a_bridge_is_what_its_kind_is() {
 }
 
 #[test]
+fn veth_port_of_the_nodes_bridge_is_an_uplink_without_a_nic() {
+    let port = |name, kind| HostDevice { master: Some(10), ..device(name, kind, &[]) };
+    let all = host([
+        device("br0", DeviceKind::Bridge, &["198.51.100.1/24"]),
+        port("eth1", DeviceKind::Veth),
+        port("vnet1", DeviceKind::Tun),
+        HostDevice { both_ends: true, ..port("veth1", DeviceKind::Veth) },
+    ]);
+    let internal = NodeView { internal_ips: vec!["198.51.100.1".parse().unwrap()], ..node() };
+    assert_eq!(uplinks(&all, &internal, &DetectLocal::Devices), [2, 10, 11]);
+    assert_eq!(uplinks(&all, &node(), &DetectLocal::Devices), [2], "a bridge of pods");
+}
+
+#[test]
 fn frames_of_a_bridges_ports_are_received_at_its_address() {
     let with = |mac, device| HostDevice { mac, ..device };
     let port = |mac, name, kind| with(mac, HostDevice { master: Some(10), ..device(name, kind, &[]) });
