@@ -19,7 +19,7 @@ const AT_ONCE: usize = 256;
 
 impl<S: Store> Writer<S> {
     /// Gives every port the tables that its frontends need: the existing ones, or new ones. Without space there is no
-    /// table, and the hash selects one of the slots. Tables hold backend ids: the rows of the backends are written before
+    /// table, and the hash selects one of the slots; the last table stays as the previous one, for connections that began with it. Tables hold backend ids: the rows of the backends are written before
     /// them, and a packet that selects a removed backend sees this in its row.
     pub(super) fn write_tables(&mut self, jobs: &mut [Job], now: Instant) {
         let capacity = self.store.capacity();
@@ -57,8 +57,9 @@ impl<S: Store> Writer<S> {
                     }
                     Err(no_room) => {
                         job.cause.get_or_insert(SyncError::Tables(no_room));
-                        if self.applied.maglev.contains_key(&index) {
-                            steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
+                        if old.current.words != 0 {
+                            let row = MaglevRow { previous: old.current, ..MaglevRow::default() };
+                            steps.push(number, Write::MaglevIndex(index, row));
                         }
                         // The next try can use the space of the previous tables.
                         if is_allowed {

@@ -63,7 +63,7 @@ sizes! {
     services is DEFAULT_SERVICES, true, |cores: u64| 160 + cores * size_of::<ServiceStats>() as u64;
     frontends is DEFAULT_FRONTENDS, true, |_| 80 + 96 + 2 * BUCKET;
     slots is DEFAULT_SLOTS, true, |_| 4;
-    maglev_words is DEFAULT_MAGLEV_WORDS, false, |_| 8;
+    maglev_words is DEFAULT_MAGLEV_WORDS, true, |_| 8;
     backends is DEFAULT_BACKENDS, true, |_| 72;
     sockets is DEFAULT_SOCKETS, false, |_| 96 + 128 + 2 * BUCKET;
     source_ranges is DEFAULT_SRC_RANGES, false, |_| 2 * (64 + 80);

@@ -93,8 +93,9 @@ fn a_new_table_that_needs_the_room_has_it() {
     let second = serve(&mut fixture, 3);
     assert_ne!(second.previous.base, 0);
     fixture.trust_nothing();
-    // There is no space beside both tables, so the Service has no table for a moment.
+    // There is no space beside both tables, so the Service has no current table for a moment.
     fixture.change([by_maglev("a", 1, 2)]);
+    assert_eq!(row(&fixture), MaglevRow { previous: second.current, ..MaglevRow::default() });
     for _ in 0..5 {
         fixture.wait(Duration::from_secs(5));
         fixture.again();
