@@ -1,7 +1,9 @@
 //! The owner of a frontend that more than one Service port asks for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
+use crate::model::net::Protocol;
 use crate::model::problem::MOST_PROBLEMS;
 use crate::model::{Name, Problem, SortedMap, pack};
 use crate::plan::{Frontend, FrontendKind, Scope, ServicePlan, ServicePortName};
@@ -23,6 +25,9 @@ pub struct Claims {
     claims: BTreeMap<Frontend, SortedMap<Claim, ()>>,
     /// The frontends that each Service port asks for and another claim has, and whether they are no cluster addresses.
     lost: BTreeMap<ServicePortName, BTreeSet<(Frontend, bool)>>,
+    /// The number of Services with each unmanaged cluster address. Only a cluster address has frontends there: otherwise an
+    /// external address of another Service would get the packets that this node or another proxy serves.
+    unmanaged: BTreeMap<IpAddr, usize>,
 }
 
 impl Claims {
@@ -33,7 +38,29 @@ impl Claims {
 
     /// Returns the Service port that owns the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        self.claims.get(&any_scope(frontend))?.keys().next().map(|claim| &claim.port)
+        let first = self.claims.get(&any_scope(frontend))?.keys().next()?;
+        (!self.is_unmanaged(frontend, first)).then_some(&first.port)
+    }
+
+    fn is_unmanaged(&self, frontend: &Frontend, claim: &Claim) -> bool {
+        claim.not_cluster_ip && self.unmanaged.contains_key(&frontend.address)
+    }
+
+    /// Returns the first claim to each frontend at this address.
+    fn at(&self, address: IpAddr) -> impl Iterator<Item = (&Frontend, &Claim)> {
+        let first = Frontend { address, port: 0, protocol: Protocol::Tcp, scope: Scope::Internal };
+        let claims = self.claims.range(first..).take_while(move |(frontend, _)| frontend.address == address);
+        claims.filter_map(|(frontend, claims)| Some((frontend, claims.keys().next()?)))
+    }
+
+    /// Counts a change of the Services that have this unmanaged address.
+    fn set_unmanaged(&mut self, address: IpAddr, is_new: bool, touched: &mut BTreeSet<ServicePortName>) {
+        let count = self.unmanaged.entry(address).or_default();
+        *count = if is_new { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.unmanaged.remove(&address);
+        }
+        touched.extend(self.at(address).map(|(_, claim)| claim.port.clone()));
     }
 
     /// Replaces the claims of one Service; adds the Service ports that won or lost a frontend to `touched`. Returns whether
@@ -44,8 +71,14 @@ impl Claims {
         new: Option<&ServicePlan>,
         touched: &mut BTreeSet<ServicePortName>,
     ) -> bool {
+        let addresses = |plan: Option<&ServicePlan>| -> BTreeSet<IpAddr> {
+            plan.into_iter().flat_map(|plan| plan.unmanaged.keys()).copied().collect()
+        };
+        let (were, are) = (addresses(old), addresses(new));
+        were.difference(&are).for_each(|address| self.set_unmanaged(*address, false, touched));
+        are.difference(&were).for_each(|address| self.set_unmanaged(*address, true, touched));
         let (old, new) = (claims(old), claims(new));
-        let mut was_contested = false;
+        let mut was_contested = were != are;
         for (frontend, claim) in old.difference(&new) {
             was_contested |= self.is_contested(frontend);
             self.remove(frontend, claim, touched);
@@ -58,7 +91,8 @@ impl Claims {
     }
 
     fn is_contested(&self, frontend: &Frontend) -> bool {
-        self.claims.get(frontend).is_some_and(|claims| claims.len() > 1)
+        let claims = self.claims.get(frontend);
+        claims.is_some_and(|claims| claims.len() > 1) || self.unmanaged.contains_key(&frontend.address)
     }
 
     fn insert(&mut self, frontend: &Frontend, claim: &Claim, touched: &mut BTreeSet<ServicePortName>) {
@@ -96,16 +130,22 @@ impl Claims {
     /// Returns the problems of the claims that lost: the first ones of each Service, and how many more it has.
     pub fn problems(&self) -> impl Iterator<Item = Problem> {
         let mut services: BTreeMap<(&Name, &Name), (usize, Vec<Problem>)> = BTreeMap::new();
-        for (port, lost) in &self.lost {
+        let lost =
+            self.lost.iter().flat_map(|(port, lost)| lost.iter().map(move |(frontend, _)| (port, frontend)));
+        let first = self.unmanaged.keys().flat_map(|address| self.at(*address));
+        let unmanaged =
+            first.filter(|(_, claim)| claim.not_cluster_ip).map(|(frontend, claim)| (&claim.port, frontend));
+        for (port, frontend) in lost.chain(unmanaged) {
             let (count, listed) = services.entry((&port.namespace, &port.name)).or_default();
-            *count += lost.len();
-            let left = MOST_PROBLEMS - listed.len();
-            listed.extend(lost.iter().take(left).map(|(frontend, _)| self.problem(port, frontend)));
+            *count += 1;
+            if listed.len() < MOST_PROBLEMS {
+                listed.push(self.problem(port, frontend));
+            }
         }
         services.into_iter().flat_map(|((namespace, name), (count, mut listed))| {
             let more = count - listed.len();
             if more > 0 {
-                let message = format!("{more} more frontends are already used by other Services");
+                let message = format!("{more} more frontends belong to other Services");
                 listed.push(problem(namespace, name, message));
             }
             listed
@@ -113,14 +153,19 @@ impl Claims {
     }
 
     fn problem(&self, port: &ServicePortName, frontend: &Frontend) -> Problem {
-        let owner = self.owner(frontend).map(ServicePortName::text).unwrap_or_default();
-        let message = format!(
-            "{} port {} ({}) is already used by {owner}; {} gets it when that Service port releases it",
-            frontend.address,
-            frontend.port,
-            frontend.protocol,
-            port.text()
-        );
+        let Frontend { address, port: number, protocol, .. } = frontend;
+        let message = match self.owner(frontend) {
+            Some(owner) => format!(
+                "{address} port {number} ({protocol}) is already used by {}; {} gets it when that Service port releases it",
+                owner.text(),
+                port.text()
+            ),
+            None => format!(
+                "{address} port {number} ({protocol}) is not served for {}: the address is the ClusterIP of another Service, which \
+                 this node itself or another proxy serves",
+                port.text()
+            ),
+        };
         problem(&port.namespace, &port.name, message)
     }
 }
@@ -148,6 +193,7 @@ fn claims(plan: Option<&ServicePlan>) -> BTreeSet<(Frontend, Claim)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Unmanaged;
     use crate::testing::generator::service;
 
     #[test]
@@ -176,7 +222,7 @@ mod tests {
             let listed = messages(&claims, of);
             assert_eq!(listed.len(), MOST_PROBLEMS + 1);
             assert!(listed[0].contains("is already used by default/old:http"), "{}", listed[0]);
-            assert_eq!(listed[MOST_PROBLEMS], "984 more frontends are already used by other Services");
+            assert_eq!(listed[MOST_PROBLEMS], "984 more frontends belong to other Services");
         }
         claims.replace(Some(&old), None, &mut BTreeSet::new());
         assert_eq!(
@@ -185,5 +231,40 @@ mod tests {
         );
         claims.replace(Some(&newest), None, &mut BTreeSet::new());
         assert_eq!(claims.problems().count(), 0);
+    }
+
+    #[test]
+    fn unmanaged_cluster_address_has_frontends_of_cluster_addresses_only() {
+        let plan = |kind| {
+            let (_, plan) = service("a", 1, [1]);
+            let mut plan = plan.unwrap();
+            plan.ports
+                .values_mut()
+                .flat_map(|port| port.frontends.values_mut())
+                .for_each(|what| what.kind = kind);
+            plan
+        };
+        let frontend =
+            |plan: &ServicePlan| *plan.ports.values().next().unwrap().frontends.keys().next().unwrap();
+        let external = plan(FrontendKind::ExternalIp);
+        let at = frontend(&external);
+        let dns = ServicePlan { unmanaged: [(at.address, Unmanaged::Own)].into(), ..ServicePlan::default() };
+        let mut claims = Claims::default();
+        claims.replace(None, Some(&external), &mut BTreeSet::new());
+        assert!(claims.owner(&at).is_some());
+        let mut touched = BTreeSet::new();
+        assert!(claims.replace(None, Some(&dns), &mut touched));
+        assert_eq!((claims.owner(&at), touched.len(), claims.problems().count()), (None, 1, 1));
+        // A second Service with the address, as with another address family's copy, changes nothing.
+        claims.replace(None, Some(&dns), &mut BTreeSet::new());
+        claims.replace(Some(&dns), None, &mut BTreeSet::new());
+        assert_eq!(claims.owner(&at), None);
+        let mut touched = BTreeSet::new();
+        assert!(claims.replace(Some(&dns), None, &mut touched));
+        assert_eq!((claims.owner(&at).is_some(), touched.len(), claims.problems().count()), (true, 1, 0));
+        claims.replace(None, Some(&dns), &mut BTreeSet::new());
+        let cluster = plan(FrontendKind::ClusterIp);
+        claims.replace(Some(&external), Some(&cluster), &mut BTreeSet::new());
+        assert_eq!((claims.owner(&at).is_some(), claims.problems().count()), (true, 0));
     }
 }

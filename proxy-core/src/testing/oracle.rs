@@ -53,8 +53,11 @@ pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendK
         *best = rank.min(best.clone());
     }
     let mut desired = BTreeMap::new();
+    let left_alone: BTreeSet<_> = plans.values().flat_map(|plan| plan.unmanaged.keys()).collect();
     for (_, id, port, frontend, what) in all() {
-        if owners[&(frontend.address, frontend.port, frontend.protocol)].2 == *id {
+        let (not_cluster_ip, _, owner) = &owners[&(frontend.address, frontend.port, frontend.protocol)];
+        let is_left_alone = *not_cluster_ip && left_alone.contains(&frontend.address);
+        if owner == id && !is_left_alone {
             desired.insert(key(frontend), seen(id, port, what));
         }
     }
@@ -301,10 +304,10 @@ impl Transition {
             // The flags of an endpoint may change before or after the set; the set itself is the old or the new one. The
             // source ranges may contain more than they should, but never less.
             let (before, after) = (self.before.get(key), self.after.get(key));
-            // A port that is renamed has its new name before the rest changes.
-            let names: BTreeSet<_> = [before, after].into_iter().flatten().map(|one| &one.port).collect();
-            let is_renamed = names.iter().map(|port| service_of(port)).collect::<BTreeSet<_>>().len() == 1
-                && names.contains(&seen.port);
+            // A port that is renamed has its new name before the rest changes, also if it loses this frontend.
+            let ports = || [before, after].into_iter().flatten().map(|one| &one.port);
+            let is_renamed = ports().all(|port| service_of(port) == service_of(&seen.port))
+                && (after.is_none() || ports().any(|port| *port == seen.port));
             let port = |one: &Seen| if is_renamed { seen.port.clone() } else { one.port.clone() };
             let plain = |one: &Seen| Seen { endpoints: BTreeMap::new(), port: port(one), ..one.clone() };
             let same = |other: Option<&Seen>| {
