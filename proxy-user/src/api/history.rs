@@ -9,6 +9,8 @@
 //! restored at version 900, and while the watch is broken, the server makes 150 other changes. The watch resumes at 1000, every
 //! later event and bookmark has a higher version, and the changes from 901 to 1000 never arrive.
 
+use http::StatusCode;
+
 use super::kinds::Watched;
 use super::transport::Source;
 
@@ -17,7 +19,6 @@ use super::transport::Source;
 struct Change {
     namespace: Option<String>,
     name: String,
-    uid: Option<String>,
     version: u64,
 }
 
@@ -28,9 +29,6 @@ pub struct History {
     applied: Option<Change>,
     /// The newest deletion.
     deleted: Option<Change>,
-    /// The object of the newest change, which the server no longer has, and the version until which the watch reports its
-    /// deletion if the history is the same.
-    absent: Option<(Change, u64)>,
 }
 
 impl History {
@@ -46,21 +44,21 @@ impl History {
     pub fn deleted<K: Watched>(&mut self, object: &K) {
         let deleted = change_of(object, version_of(object));
         self.applied.take_if(|applied| applied.is_of(&deleted));
-        self.absent.take_if(|(absent, _)| absent.is_of(&deleted));
         self.deleted = Some(deleted);
     }
 
-    /// Requests the objects of the newest changes; returns whether the server's history may have these changes.
-    ///
-    /// An absent object may have been deleted since, which the watch then reports: see [`Self::lacks_deletion`].
-    pub async fn is_that_of<K: Watched>(&mut self, source: &Source<K>) -> kube::Result<bool> {
-        self.absent = None;
-        if let Some(applied) = &self.applied {
-            match applied.look_up(source).await? {
-                Found::Older => return Ok(false),
-                Found::Nothing(newest) => self.absent = Some((applied.clone(), newest)),
-                Found::SameOrNewer => {}
+    /// Requests the objects of the newest changes; returns whether the server's history has these changes. An object that has
+    /// changed since proves nothing as it is now, so it is requested as it was. If the server no longer knows that, this is another
+    /// history.
+    pub async fn is_that_of<K: Watched>(&self, source: &Source<K>) -> kube::Result<bool> {
+        if let Some(applied) = &self.applied
+            && !match applied.look_up(source).await? {
+                Found::Older => false,
+                Found::Same => true,
+                Found::Changed => applied.was_there(source).await?,
             }
+        {
+            return Ok(false);
         }
         let newest = self.applied.as_ref().map_or(0, |change| change.version);
         let Some(deleted) = self.deleted.as_ref().filter(|deleted| deleted.version >= newest) else {
@@ -69,11 +67,6 @@ impl History {
         // An object that has only left the selection is still there, in a version that is not older.
         Ok(deleted.look_up(source).await? != Found::Older)
     }
-
-    /// Whether the watch has reached `version` without the deletion that explains an absent object: another history.
-    pub fn lacks_deletion(&self, version: u64) -> bool {
-        self.absent.as_ref().is_some_and(|(_, until)| version >= *until)
-    }
 }
 
 /// What the server has of the object of a change.
@@ -81,10 +74,10 @@ impl History {
 enum Found {
     /// The server has not reached the change: another history.
     Older,
-    /// At this version, the server has another object, or none.
-    Nothing(u64),
-    /// The object, in the version of the change or a newer one.
-    SameOrNewer,
+    /// The object in the version of the change.
+    Same,
+    /// A newer version of the object, another object, or none.
+    Changed,
 }
 
 impl Change {
@@ -93,32 +86,34 @@ impl Change {
     }
 
     async fn look_up<K: Watched>(&self, source: &Source<K>) -> kube::Result<Found> {
-        let list = source.find(self.namespace.as_deref(), &self.name).await?;
+        let list = source.find(self.namespace.as_deref(), &self.name, None).await?;
         let newest = number(list.metadata.resource_version.as_deref()).unwrap_or_default();
-        let found = list.items.first().map(|object| (object.meta().uid.as_ref(), version_of(object)));
-        Ok(self.compare(newest, found))
+        Ok(self.compare(newest, list.items.first().map(version_of)))
     }
 
-    /// `newest`: the version of the server's answer, 0 if it is unknown; `found`: the object with this name.
-    fn compare(&self, newest: u64, found: Option<(Option<&String>, u64)>) -> Found {
+    /// `newest`: the version of the server's answer, 0 if it is unknown; `found`: the version of the object with this name.
+    fn compare(&self, newest: u64, found: Option<u64>) -> Found {
         match found {
             _ if (1..self.version).contains(&newest) => Found::Older,
-            Some((_, version)) if version < self.version => Found::Older,
-            Some((uid, _)) if uid == self.uid.as_ref() => Found::SameOrNewer,
-            // The object was deleted, and perhaps another one was created, after the change.
-            _ => Found::Nothing(newest),
+            Some(version) if version < self.version => Found::Older,
+            Some(version) if version == self.version => Found::Same,
+            _ => Found::Changed,
+        }
+    }
+
+    /// Whether the object was in this version when the server was at this version.
+    async fn was_there<K: Watched>(&self, source: &Source<K>) -> kube::Result<bool> {
+        match source.find(self.namespace.as_deref(), &self.name, Some(self.version)).await {
+            Ok(list) => Ok(list.items.first().is_some_and(|object| version_of(object) == self.version)),
+            Err(kube::Error::Api(status)) if StatusCode::GONE == status.code => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }
 
 fn change_of<K: Watched>(object: &K, version: u64) -> Change {
     let meta = object.meta();
-    Change {
-        namespace: meta.namespace.clone(),
-        name: meta.name.clone().unwrap_or_default(),
-        uid: meta.uid.clone(),
-        version,
-    }
+    Change { namespace: meta.namespace.clone(), name: meta.name.clone().unwrap_or_default(), version }
 }
 
 fn version_of<K: Watched>(object: &K) -> u64 {
@@ -134,21 +129,16 @@ pub fn number(version: Option<&str>) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn compare(newest: u64, found: Option<(&str, u64)>) -> Found {
-        let text = |uid: &str| uid.to_owned();
-        let change = Change { namespace: None, name: text("a"), uid: Some(text("1")), version: 50 };
-        let found = found.map(|(uid, version)| (text(uid), version));
-        change.compare(newest, found.as_ref().map(|(uid, version)| (Some(uid), *version)))
+    fn compare(newest: u64, found: Option<u64>) -> Found {
+        Change { namespace: None, name: "a".to_owned(), version: 50 }.compare(newest, found)
     }
 
     #[test]
     fn older_object_or_server_shows_another_history() {
         assert_eq!(compare(49, None), Found::Older, "the server has not reached the change");
-        assert_eq!(compare(90, Some(("1", 49))), Found::Older);
-        assert_eq!(compare(90, Some(("2", 20))), Found::Older);
-        assert_eq!(compare(90, Some(("1", 50))), Found::SameOrNewer);
-        assert_eq!(compare(0, Some(("1", 70))), Found::SameOrNewer);
-        assert_eq!(compare(90, None), Found::Nothing(90), "deleted since");
-        assert_eq!(compare(90, Some(("2", 80))), Found::Nothing(90), "deleted and created since");
+        assert_eq!(compare(90, Some(49)), Found::Older);
+        assert_eq!(compare(90, Some(50)), Found::Same);
+        assert_eq!(compare(90, Some(70)), Found::Changed);
+        assert_eq!(compare(90, None), Found::Changed, "deleted since");
     }
 }

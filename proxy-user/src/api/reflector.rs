@@ -335,7 +335,7 @@ impl<K: Watched> Reflector<K> {
             }
             Ok(WatchEvent::Bookmark(bookmark)) => {
                 events.is_lively = true;
-                let advanced = self.follow(Some(&bookmark.metadata.resource_version));
+                let advanced = self.advance(Some(&bookmark.metadata.resource_version));
                 if advanced.is_ok() {
                     self.state = State::Watching(events);
                 }
@@ -352,7 +352,7 @@ impl<K: Watched> Reflector<K> {
         };
         let (Event::Apply(object) | Event::Delete(object)) = &event else { return None };
         let version = object.meta().resource_version.clone();
-        if let Err(error) = self.follow(version.as_deref()) {
+        if let Err(error) = self.advance(version.as_deref()) {
             return Some(Err(error));
         }
         self.state = State::Watching(events);
@@ -366,19 +366,6 @@ impl<K: Watched> Reflector<K> {
             self.state = State::Resume;
         }
         Some(Err(error))
-    }
-
-    /// Moves to the version of an event of a watch. If the deletion that explains an absent object is not among the events, a list
-    /// decides.
-    fn follow(&mut self, version: Option<&str>) -> Result<()> {
-        self.advance(version)?;
-        if self.history.lacks_deletion(self.reached) {
-            self.is_doubtful = true;
-            let what =
-                "an object is gone, but the watch has not reported its deletion, as after a restore of etcd";
-            return Err(Error::WatchFailed(kube::Error::ReadEvents(io::Error::other(what))));
-        }
-        Ok(())
     }
 
     /// Moves to the version of an event or a list. An older one than the known one is refused: then a list decides.

@@ -13,7 +13,7 @@ use futures::{Stream, stream};
 use http::header::{ACCEPT, ACCEPT_ENCODING, RETRY_AFTER};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use kube::api::{ListParams, ObjectList, WatchParams};
+use kube::api::{ListParams, ObjectList, VersionMatch, WatchParams};
 use kube::client::Body;
 use kube::core::response::StatusDetails;
 use kube::core::{Status, WatchEvent};
@@ -96,9 +96,14 @@ impl<K: Watched> Source<K> {
     }
 
     /// Returns the object with this name, and the newest resourceVersion. A request without a resourceVersion is not
-    /// answered from an old cache, and one with a namespace and a name reads one key of etcd.
-    pub async fn find(&self, namespace: Option<&str>, name: &str) -> Result<List<K>> {
-        let params = ListParams::default().fields(&format!("metadata.name={name}")).limit(1);
+    /// answered from an old cache, and one with a namespace and a name reads one key of etcd. `at`: as it was at that version; 410 if
+    /// the server no longer knows that.
+    pub async fn find(&self, namespace: Option<&str>, name: &str, at: Option<u64>) -> Result<List<K>> {
+        let params = ListParams {
+            resource_version: at.map(|version| version.to_string()),
+            version_match: at.map(|_| VersionMatch::Exact),
+            ..ListParams::default().fields(&format!("metadata.name={name}")).limit(1)
+        };
         self.list_at(&K::url_path(&(), namespace), &params).await
     }
 

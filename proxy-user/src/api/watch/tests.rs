@@ -39,6 +39,8 @@ struct Inner {
     version: u64,
     streams: Streams,
     items: BTreeMap<&'static str, Vec<Value>>,
+    /// The objects as they were at each version.
+    past: Vec<Value>,
     /// What the server answers instead to a list of Services that need not be the newest: a version and the objects.
     cached: Option<(u64, Vec<Value>)>,
     /// Failures that are sent before the regular answers: (path, whether for a watch, status).
@@ -106,6 +108,14 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let is_asked_for = |item: &Value| named.is_none_or(|name| item["metadata"]["name"] == name);
     let mut items: Vec<_> = items.into_iter().flatten().filter(is_asked_for).collect();
     let mut version = inner.version;
+    if let Some(at) = query
+        .contains("Exact")
+        .then(|| query.split('&').find_map(|part| part.strip_prefix("resourceVersion=")))
+    {
+        let is_then =
+            |item: &&Value| item["metadata"]["resourceVersion"].as_str() == at && is_asked_for(item);
+        items = inner.past.iter().filter(is_then).cloned().collect();
+    }
     if let Some(cached) = inner.cached.clone().filter(|_| path == SERVICES && query.contains("NotOlderThan"))
     {
         (version, items) = cached;
@@ -194,6 +204,7 @@ impl Test {
             let mut inner = self.server.inner.lock().unwrap();
             inner.version += 1;
             object["metadata"]["resourceVersion"] = inner.version.to_string().into();
+            inner.past.push(object.clone());
         }
         self.send_as_it_is(path, kind, &object);
     }
@@ -214,8 +225,11 @@ impl Test {
         requests
     }
 
+    /// Sets the existing Services; what was there before has never been.
     fn set(&self, services: Vec<Value>) {
-        self.server.inner.lock().unwrap().items.insert(SERVICES, services);
+        let mut inner = self.server.inner.lock().unwrap();
+        inner.items.insert(SERVICES, services);
+        inner.past.clear();
     }
 }
 
