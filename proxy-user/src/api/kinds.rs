@@ -127,7 +127,7 @@ impl Watched for Node {
 
 impl Watched for OtherNode {
     type Model = model::NodeView;
-    const RESOURCE: &'static str = "nodes";
+    const RESOURCE: &'static str = "other nodes";
 
     fn key(&self) -> Key {
         Key::Node(self.metadata.name.clone().unwrap_or_default())

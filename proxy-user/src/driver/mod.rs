@@ -104,7 +104,8 @@ pub struct Driver<S> {
     dsr: DsrUse,
     /// Arrival time of the oldest change that waits for a sync.
     waiting_since: Option<Instant>,
-    last_sync: Option<Instant>,
+    /// Earliest time of the next sync; `None` before the first.
+    earliest_sync: Option<Instant>,
     next_audit: Instant,
     /// Time of the next piece of the comparison in progress.
     next_piece: Option<Instant>,
@@ -142,7 +143,7 @@ impl<S: Store> Driver<S> {
             is_node_new: true,
             dsr,
             waiting_since: None,
-            last_sync: None,
+            earliest_sync: None,
             next_audit: now + settings.sync_period,
             next_piece: None,
             is_unreadable: false,
@@ -227,7 +228,7 @@ impl<S: Store> Driver<S> {
         }
         let audit = self.next_piece.unwrap_or(self.next_audit);
         let next = match self.reconciler.wake() {
-            _ if !self.changed.is_empty() || self.last_sync.is_none() => self.earliest(Instant::now()),
+            _ if !self.changed.is_empty() || self.earliest_sync.is_none() => self.earliest(Instant::now()),
             Some(wake) => Instant::from_std(wake).max(self.earliest(Instant::now())),
             None => audit,
         };
@@ -242,11 +243,9 @@ impl<S: Store> Driver<S> {
         grows.into_iter().chain(ends).min().map(Instant::from_std)
     }
 
-    /// Returns the earliest time of the next sync: the minimum period after the last one; `now` if there was none.
+    /// Returns the earliest time of the next sync; `now` if there was none.
     fn earliest(&self, now: Instant) -> Instant {
-        // At least a millisecond, so that the task does not spin while the clock stands still.
-        let period = self.settings.min_sync_period.max(Duration::from_millis(1));
-        self.last_sync.map_or(now, |last| last + period)
+        self.earliest_sync.unwrap_or(now)
     }
 
     /// Plans these Services with the next sync.
@@ -299,7 +298,7 @@ impl<S: Store> Driver<S> {
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
         let plans = self.next_plan().is_some_and(|at| at <= now);
         let ends = self.dsr.next_check().is_some_and(|at| at <= now);
-        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due || plans || ends;
+        let is_needed = self.earliest_sync.is_none() || self.waiting_since.is_some() || due || plans || ends;
         if now >= self.earliest(now) && (is_needed || self.reconciler.is_full_due()) {
             self.sync(now, false);
         }
@@ -397,7 +396,9 @@ impl<S: Store> Driver<S> {
         }
         drop(applying);
         let ended = Instant::now();
-        self.last_sync = Some(ended);
+        // The first sync, of everything, says nothing about the next.
+        let took = self.earliest_sync.map_or(Duration::ZERO, |_| ended - begun);
+        self.earliest_sync = Some(ended + pause(self.settings.min_sync_period, took));
         let waited = self.waiting_since.take().map(|since| ended - since);
         span::describe(&span, services, waited, self.reconciler.failing());
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
@@ -460,6 +461,13 @@ async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
 }
 
 /// Returns the kind of object that an event concerns; `None` for the host.
+/// Returns the time from the end of a sync that took `took` to the next one: at most a fifth of the time is spent with syncs, so that
+/// a large Service that changes all the time neither keeps a core busy nor fills `slots` with the extents of its last second.
+fn pause(min_sync_period: Duration, took: Duration) -> Duration {
+    // At least a millisecond, so that the task does not spin while the clock stands still.
+    min_sync_period.max(Duration::from_millis(1)).max((4 * took).min(Duration::from_secs(1)))
+}
+
 fn kind_of(event: &Event) -> Option<ObjectKind> {
     Some(match event {
         Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) | Event::Static { .. } => {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_UNMANAGED};
+use rstest::rstest;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -17,7 +18,7 @@ mod rollouts;
 mod slow_start;
 mod tenants;
 
-use super::{Driver, DriverSettings, take_queued};
+use super::{Driver, DriverSettings, pause, take_queued};
 use crate::driver::{NodeFate, Status};
 use proxy_core::model::net::{IpFamily, Protocol};
 use proxy_core::model::{
@@ -449,4 +450,14 @@ fn service(name: &str, address: u8) -> Service {
         ports: vec![ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 0 }],
         ..Service::new(ServiceName::new("default", name))
     }
+}
+
+#[rstest]
+#[case::short(0, 0, 1)]
+#[case::flag(500, 3, 500)]
+#[case::long(0, 40, 160)]
+#[case::longest(0, 900, 1000)]
+fn pause_grows_with_the_last_sync(#[case] min: u64, #[case] took: u64, #[case] expected: u64) {
+    let millis = Duration::from_millis;
+    assert_eq!(pause(millis(min), millis(took)), millis(expected));
 }
