@@ -163,6 +163,8 @@ link add vrf0 type vrf table 10
 link set vrf0 up
 link set eth0 master vrf0
 EOF
+    # Processes outside of the VRF reach it by a route, and get its answers.
+    within "$1" sh -c 'for kind in tcp udp; do echo 1 >/proc/sys/net/ipv4/${kind}_l3mdev_accept; done'
     vrf=1
 }
 # The routes of a machine with a VRF are in its table.
@@ -453,6 +455,10 @@ EOF
             done
         done
     fi
+    [ -z "$vrf" ] || on node1 <<EOF
+route add default dev vrf0
+route add ::/0 dev vrf0
+EOF
     # Routes to the pods of the other nodes, and from outside to the addresses of Services.
     [ -z "$broken" ] || return 0
     for via in node1:2 node1:9 node2:1 node2:9 outside:1 outside:2; do
@@ -549,8 +555,9 @@ EOF
 # --- the agent ---
 start_agent() {
     flags="--ejection off --sync-period 2s --max-services 64 --max-frontends 64 --max-slots 1024 --max-backends 256 --max-flows 16384 --max-sockets 4096 $*"
-    within node1 env "BALLAST_BPFFS=$dir/bpf" "$ballast" run --hostname-override node1 --manifests "$dir/manifests" \
-        --cgroup-root "$cgroups/$ns" --service-cidrs 10.96.0.0/16,fd96::/112 $flags </dev/null >>"$dir/log" 2>&1 &
+    # `exec`: the process whose number is kept is the agent, not a shell.
+    (exec nsenter "--net=/run/netns/$ns-node1" env "BALLAST_BPFFS=$dir/bpf" "$ballast" run --hostname-override node1 --manifests "$dir/manifests" \
+        --cgroup-root "$cgroups/$ns" --service-cidrs 10.96.0.0/16,fd96::/112 $flags </dev/null >>"$dir/log" 2>&1) &
     agent=$!
     local lines=${logged:-0}
     for _ in {1..1200}; do
@@ -617,6 +624,13 @@ cell() {
             [ $((lost * 2)) != "$tried" ] || [ "$(grep -o "${part%:*}/" <<<"$failed" | wc -l)" != "$lost" ] || result="only ${part#*:}"
         done
         echo "    $kind_name, $client:$reasons" >&2
+        # Without a Service, and what the programs refused or dropped.
+        for to in 10.1.0.10:here 10.2.0.11:there '[fd01::10]:here' '[fd02::11]:there'; do
+            [ "$client" != outside ] || break
+            is_served "$client" Tcp "${to%:*}:8080" "${to##*:}" "$seen $own" && why=served
+            echo "    without a Service, ${to%:*}: $why" >&2
+        done
+        BALLAST_BPFFS=$dir/bpf "$ballast" status -o wide | grep -i 'drop\|refus' >&2 || true
     fi
 }
 frontends() {
@@ -629,11 +643,12 @@ frontends() {
         *-6) echo "[fd96::$n]:80" ;;
     esac
 }
-# Whether the driver of the uplink has run the program, and sent packets from there.
+# Whether the driver of node1's uplink has run the program, and sent packets from there.
 xdp() {
-    local sent
-    sent=$(within node1 ethtool -S "$uplink" | awk 'tolower($0) ~ /xdp[_ ]tx/ && !/err|drop/ { sent += $NF } END { print sent + 0 }')
-    case $(ip -n "$ns-node1" link show "$uplink") in
+    local sent device
+    device=$(ip -n "$ns-node1" -o address | awk '$4 == "172.30.0.1/24" { print $2 }')
+    sent=$(within node1 ethtool -S "$device" | awk 'tolower($0) ~ /xdp[_ ]tx/ && !/err|drop/ { sent += $NF } END { print sent + 0 }')
+    case $(ip -n "$ns-node1" link show "$device") in
         *' xdp '* | *prog/xdp*) [ "$sent" = 0 ] && echo 'XDP has sent nothing' || echo 'XDP' ;;
         *) echo 'no XDP' ;;
     esac
@@ -662,7 +677,11 @@ row() {
         cells+="|$result"
         echo "    $name: $client: $result"
     done
-    [ "$name" != "${name%NIC)}" ] && name+=", $(xdp)"
+    if [ "$name" != "${name%NIC)}" ]; then
+        name+=", $(xdp)"
+        # Why there is no XDP, if there is none.
+        grep 'XDP' "$dir/log" | tail -n 1 >&2
+    fi
     echo "row: $name$cells|$reason"
     case $cells in
         *no* | *only*) [ -n "$reason" ] || failures+=" [$name: not served]" ;;
@@ -679,9 +698,9 @@ VLAN|vlan none veth
 VLAN on bond|bond_vlan none veth
 bridge with VLAN filtering, NIC untagged|bridge_pvid none veth
 VLAN on bridge with VLAN filtering, NIC tagged|bridge_tagged none veth
-VRF with uplink and pods|vrf none veth
+VRF with uplink and pods|vrf none veth|a packet of a process outside of the VRF leaves by the device of the VRF, where no route to the pods of this node is found; its socket is translated
 macvlan with address of node|macvlan none veth
-ipvlan L2 with address of node|ipvlan none veth
+ipvlan L2 with address of node|ipvlan none veth|an ipvlan device receives packets for its own addresses only, so the node cannot forward through it: pods do not reach other nodes without a Service either
 MACsec|macsec none veth
 WireGuard|veth wireguard veth
 VXLAN|veth vxlan veth
@@ -690,7 +709,7 @@ GENEVE|veth geneve veth
 GRE|veth gre veth
 GRE TAP|veth gretap veth
 GRE over IPv6|veth ip6gre veth
-IP-in-IP|veth ipip veth
+IP-in-IP|veth ipip veth|the tunnel carries IPv4 only
 sit|veth sit veth
 ip6tnl|veth ip6tnl veth
 pods behind a bridge|veth none bridge
@@ -704,7 +723,7 @@ tap|veth none tap
 tun|veth none tun
 macvlan for pods|veth none macvlan|the kernel passes no packets between a parent and its children; packets to Services leave for the LAN'\''s router
 ipvlan L2 for pods|veth none ipvlan|as with macvlan
-ipvlan L3 for pods|veth none ipvlan_l3
+ipvlan L3 for pods|veth none ipvlan_l3|as with macvlan
 '
 nics='
 virtio-net (NIC)|virtio none veth

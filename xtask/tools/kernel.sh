@@ -16,7 +16,7 @@ modules='veth tun sch_ingress cls_bpf bridge inet_diag tcp_diag udp_diag crc32c_
 readonly device_modules='bonding team team_mode_roundrobin 8021q vrf macvlan ipvlan macsec wireguard vxlan geneve ip_gre ip6_gre
     ipip sit ip6_tunnel ifb act_mirred act_gact cls_u32 cls_matchall sch_tbf nft_ct nft_masq nft_chain_nat aes_generic ctr gcm
     ghash-generic seqiv virtio_pci virtio_net vmxnet3 igb e1000e'
-readonly device_packages='bash busybox-static ethtool iproute2 libteam-utils socat wireguard-tools'
+readonly device_packages='bash busybox-static ethtool iproute2 libteam-utils socat util-linux wireguard-tools'
 # Patterns of the files to unpack; the 300 MB of other drivers are not needed.
 readonly parts=('*/boot/vmlinuz-*' '*/vmlinuz' '*/modules.*' '*/kernel/net/*' '*/kernel/lib/*' '*/kernel/crypto/*'
     '*/kernel/arch/*/crypto/*' '*/kernel/drivers/virtio/*' '*/kernel/drivers/net/vmxnet3/*'
@@ -184,10 +184,12 @@ initramfs() {
     mkdir -p "$root"/{dev,proc,run,sys,tmp,modules,ballast}
     if [ -n "${DEVICES:-}" ]; then
         local tools=$cache/devices-${suites// /-}
-        [ -e "$tools/bin/sh" ] || {
+        [ "$(cat "$tools.packages" 2>/dev/null)" = "$device_packages" ] || {
             # shellcheck disable=SC2086
             open "$apt_root" $suites
+            rm -rf "$tools"
             userland "$tools" "$device_packages"
+            echo "$device_packages" >"$tools.packages"
         }
         cp -a "$tools/." "$root"
         cp "$DEVICES" "$root/ballast/devices.sh"

@@ -277,6 +277,27 @@ fn the_kernel_probes_the_next_hop_once_a_tick() {
     the_next_hop::<V6>();
 }
 
+/// A tunnel's own address is where an Ethernet device has its MAC address.
+fn the_tunnel_with_an_odd_address<F: Net>() {
+    for (first, is_tunnel) in [([0xfd, 0x30, 0xfd, 0x30], true), ([0x01, 0, 0x02, 0], false)] {
+        let maps = maps::<F>(0);
+        let [d0, d1, s0, s1] = first;
+        let macs = [u32::from_ne_bytes([d0, d1, 0, 0]), u32::from_ne_bytes([0, 0, s0, s1]), 0];
+        let bytes = packet::<F>(client::<F>(), frontend::<F>(), SYN);
+        let (_, skb) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| {
+            skb.routes.set_default(Some(Route { macs, ..route() }));
+        });
+        assert!(matches!(skb.redirect, Some(Redirect::Neighbour(_))));
+        assert_eq!(skb.wire()[0], d0 - u8::from(is_tunnel), "the kernel drops frames to a group");
+    }
+}
+
+#[test]
+fn frame_into_a_tunnel_has_no_group_address() {
+    the_tunnel_with_an_odd_address::<V4>();
+    the_tunnel_with_an_odd_address::<V6>();
+}
+
 /// A packet that has no hop left is not forwarded, and answered; one for this node is not forwarded, and does not need any.
 fn the_last_hop<F: Net>() {
     let last = Shape { ttl: 1, ..SYN };
