@@ -1,10 +1,10 @@
 //! Which Services fit into the tables, if the Services of all namespaces together need more than there is.
 //!
 //! The rule is max-min fairness: a namespace that needs no more than an equal share of what is left is served, and the
-//! larger ones share the rest. Within a namespace, the Services that need no more than an equal share are served; of the
-//! others, the older first, then the smaller, then the one whose name sorts first. So a Service never loses because of a
-//! larger one that grows, nor because of newer ones, and every node has the same result, whatever the order of the events. An
-//! eighth of each table is not planned: endpoints that change, and entries in quarantine, take it ([`Reserve`]).
+//! larger ones share the rest. Within a namespace, the older Services come first, then the smaller, then the one whose name sorts
+//! first; those that need more than an equal share, and more than an eighth of what the namespace may have, come behind all others.
+//! So a Service never loses because of a large one that grows, nor because of newer ones, and every node has the same result,
+//! whatever the order of the events. An eighth of each table is not planned: endpoints that change, and entries in quarantine, take it ([`Reserve`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,6 +21,9 @@ use crate::store::{Capacity, Table};
 
 /// The part of a table that is not planned.
 const RESERVE: usize = 8;
+
+/// A Service that needs more than one part in this many of what its namespace may have is large.
+const LARGE: u64 = 8;
 
 /// What Services share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -347,9 +350,10 @@ fn limits(
             };
             let mut services: Vec<_> = services.filter(counts).collect();
             let fair = fair_share(services.iter().map(|(_, (need, _))| need.get(resource)), share).0;
+            let large = fair.max(share / LARGE);
             services.sort_by_key(|(name, (need, created))| {
                 let need = need.get(resource);
-                (need > fair, *created, need, *name)
+                (need > large, *created, need, *name)
             });
             let mut left = share;
             for (name, (needed, _)) in services {

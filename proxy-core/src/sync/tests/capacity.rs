@@ -426,3 +426,37 @@ fn sync_that_changes_no_problem_has_no_new_problems() {
     fixture.change([("a", None), ("b", None)].map(|(of, plan)| (service(of, 1, [1]).0, plan)));
     assert!(fixture.has_new_problems);
 }
+
+#[test]
+fn newer_services_of_a_namespace_displace_no_older_one() {
+    let mut fixture = Fixture::new(Capacity { frontends: 64, ..ROOMY });
+    fixture.trust_nothing();
+    let created = |(name, mut plan): Change, created| {
+        plan.iter_mut().for_each(|plan| plan.created = created);
+        (name, plan)
+    };
+    let (name, mut old) = created(service("old", 1, [1]), 1);
+    for port in old.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        let (at, what) = port.frontends.iter().next().map(|(at, what)| (*at, what.clone())).unwrap();
+        for number in 1..4 {
+            port.frontends.insert(Frontend { port: number, ..at }, what.clone());
+        }
+    }
+    fixture.change([(name.clone(), old)]);
+    for number in 2..80 {
+        fixture.change([created(service(&format!("new-{number}"), number, [1]), 2)]);
+        assert!(!fixture.reconciler.is_failing(&name), "beside {number}");
+    }
+    assert!(fixture.reconciler.failing() > 0);
+    // One that grows beyond an eighth displaces none, although it is older.
+    let large = service("large", 200, 1..=3);
+    let (name, mut large) = created(large, 0);
+    for port in large.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        let (at, what) = port.frontends.iter().next().map(|(at, what)| (*at, what.clone())).unwrap();
+        for number in 1..20 {
+            port.frontends.insert(Frontend { port: number, ..at }, what.clone());
+        }
+    }
+    fixture.change([(name.clone(), large)]);
+    assert!(fixture.reconciler.is_failing(&name));
+}
