@@ -20,7 +20,7 @@ use super::{
 /// The prefix of Ballast's annotations.
 const ANNOTATION_PREFIX: &str = "ballast.io/";
 /// The known annotations of Services.
-const ANNOTATIONS: [&str; 8] = [
+pub(super) const ANNOTATIONS: [&str; 8] = [
     spread::ANNOTATION_ALGORITHM,
     spread::ANNOTATION_EJECTION,
     spread::ANNOTATION_FORWARDING,
@@ -62,7 +62,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
     let passes_when_empty = spread::passes_when_empty(metadata, is_local, problems);
     let removal = removal::policy(metadata, problems);
-    unknown_annotations(metadata, problems);
+    unknown_annotations(metadata, &ANNOTATIONS, problems);
     let kind = kind(spec.type_.as_deref(), problems);
     let ingress = match kind {
         ServiceKind::LoadBalancer => object.status.and_then(|s| s.load_balancer).and_then(|l| l.ingress),
@@ -106,20 +106,23 @@ pub fn service(object: objects::Service) -> Option<Service> {
     })
 }
 
-/// Reports unknown annotations `ballast.io/...`.
-fn unknown_annotations(metadata: &ObjectMeta, problems: &mut Problems) {
-    for key in unknown(metadata) {
-        let near = did_you_mean(&nearest(key, ANNOTATIONS));
-        problems
-            .add(format!("metadata.annotations[{key}]"), &format_args!("unknown annotation, ignored{near}"));
+/// Reports annotations `ballast.io/...` that are not among the known ones of this kind of object.
+pub(super) fn unknown_annotations(metadata: &ObjectMeta, known: &[&str], problems: &mut Problems) {
+    for key in unknown(metadata, known) {
+        let field = format!("metadata.annotations[{key}]");
+        if ANNOTATIONS.contains(&key) {
+            problems.add(field, &"an annotation of Services, ignored here");
+        } else {
+            let near = did_you_mean(&nearest(key, known.iter().copied()));
+            problems.add(field, &format_args!("unknown annotation, ignored{near}"));
+        }
     }
 }
 
 /// Returns the unknown annotations `ballast.io/...`: as many as are listed, and one more.
-pub(super) fn unknown(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
+pub(super) fn unknown<'a>(metadata: &'a ObjectMeta, known: &[&str]) -> impl Iterator<Item = &'a str> {
     let keys = metadata.annotations.iter().flatten().map(|(key, _)| key.as_str());
-    keys.filter(|key| key.starts_with(ANNOTATION_PREFIX) && !ANNOTATIONS.contains(key))
-        .take(MOST_PROBLEMS + 1)
+    keys.filter(|key| key.starts_with(ANNOTATION_PREFIX) && !known.contains(key)).take(MOST_PROBLEMS + 1)
 }
 
 fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {

@@ -10,7 +10,7 @@ use proxy_core::model::{Endpoint, EndpointPort, EndpointSlice, Name, Names, Serv
 
 use super::{
     ANNOTATION_TRIGGERED, LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, annotation, label, protocol,
-    slice_name, spread, version,
+    service, slice_name, spread, version,
 };
 
 /// Converts a slice; `None` if it belongs to a headless Service or to no Service, or has host names instead of addresses.
@@ -30,6 +30,7 @@ pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
     let service = ServiceName::new(name.namespace.clone(), service);
     let mut problems = Problems::of(&format!("EndpointSlice {name}"));
     let weights = spread::weights(metadata, &mut problems);
+    service::unknown_annotations(metadata, &[spread::ANNOTATION_WEIGHTS], &mut problems);
     let ports = ports(object.ports.unwrap_or_default(), &mut problems);
     let mut endpoints: Vec<_> = object
         .endpoints

@@ -422,7 +422,33 @@ fn number_of_problems_per_object_is_limited() {
 fn unknown_annotations_beyond_the_limit_are_not_compared() {
     let keys = (0..18_000).map(|number| (format!("ballast.io/{number}"), String::new()));
     let metadata = ObjectMeta { annotations: Some(keys.collect()), ..ObjectMeta::default() };
-    assert_eq!(service::unknown(&metadata).count(), MOST_PROBLEMS + 1);
+    assert_eq!(service::unknown(&metadata, &service::ANNOTATIONS).count(), MOST_PROBLEMS + 1);
+}
+
+#[rstest]
+#[case::mistyped("ballast.io/weight", Some("unknown annotation, ignored; did you mean ballast.io/weights?"))]
+#[case::of_services("ballast.io/algorithm", Some("an annotation of Services, ignored here"))]
+#[case::known("ballast.io/weights", None)]
+#[case::of_others("example.com/weight", None)]
+fn annotation_that_slices_do_not_have_is_a_problem(#[case] key: &str, #[case] expected: Option<&str>) {
+    let slice = slice(
+        serde_json::from_value::<objects::EndpointSlice>(json!({
+            "metadata": {"name": "web-x1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}, "annotations": {key: "*=1"}},
+            "addressType": "IPv4", "endpoints": [], "ports": [],
+        }))
+        .unwrap(),
+    );
+    let found: Vec<_> = slice.unwrap().problems.into_iter().map(|problem| problem.message).collect();
+    assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn documentation_lists_each_annotation() {
+    let page = include_str!("../../../../docs/flags.md");
+    let (_, list) = page.split_once("\n## Annotations of Services\n").unwrap();
+    for name in service::ANNOTATIONS {
+        assert!(list.contains(&format!("\n| `{name}` | ")), "{name}");
+    }
 }
 
 #[test]
