@@ -3,6 +3,7 @@
 //! The files `*.yaml`, `*.yml` and `*.json` are read in the order of their names; subfolders and hidden files are not. If a
 //! file cannot be read or parsed, its previous objects stay, and the other files are used.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -158,6 +159,8 @@ struct Folder {
     /// Whether the folder could be read at least once.
     is_readable: bool,
     failure: Option<String>,
+    /// Objects that are not used because an earlier one has the same name, in sentences.
+    repeated: Vec<String>,
 }
 
 #[derive(Default)]
@@ -169,7 +172,7 @@ struct File {
 
 impl Folder {
     fn new(dir: PathBuf) -> Self {
-        Self { dir, files: BTreeMap::new(), is_readable: false, failure: None }
+        Self { dir, files: BTreeMap::new(), is_readable: false, failure: None, repeated: Vec::new() }
     }
 
     /// Reads the folder. Returns whether its objects may have changed.
@@ -192,7 +195,7 @@ impl Folder {
         let mut is_changed = self.files.len() != known;
         for name in names {
             let path = self.dir.join(&name);
-            match fs::read(&path) {
+            match read(&path) {
                 // The file was removed after the folder was listed, or it is a dangling link.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     is_changed |= self.files.remove(&name).is_some();
@@ -200,7 +203,37 @@ impl Folder {
                 content => is_changed |= self.files.entry(name).or_default().update(&path, content),
             }
         }
+        if is_changed {
+            let now = self.find_repeated();
+            for problem in now.iter().filter(|problem| !self.repeated.contains(problem)) {
+                warn!("{problem}");
+            }
+            self.repeated = now;
+        }
         (self, is_changed)
+    }
+
+    fn find_repeated(&self) -> Vec<String> {
+        let mut first = BTreeMap::new();
+        let mut found = Vec::new();
+        for (file, File { objects, .. }) in &self.files {
+            let services = objects.services.iter().map(|service| format!("Service {}", service.name));
+            let slices = objects.slices.iter().map(|slice| format!("EndpointSlice {}", slice.name));
+            for object in services.chain(slices) {
+                match first.entry(object) {
+                    Entry::Vacant(place) => {
+                        place.insert(file);
+                    }
+                    Entry::Occupied(other) => found.push(format!(
+                        "{}: {} is ignored, because {} has one of this name: rename or remove one of them",
+                        self.dir.join(file).display(),
+                        other.key(),
+                        other.get().display(),
+                    )),
+                }
+            }
+        }
+        found
     }
 
     /// Returns what cannot be read now, in sentences.
@@ -217,32 +250,22 @@ impl Folder {
             let path = self.dir.join(name);
             Some(format!("{} is not used: {error}; {}", path.display(), stays(file.is_used())))
         });
-        of_folder.chain(of_files).collect()
+        of_folder.chain(of_files).chain(self.repeated.iter().cloned()).collect()
     }
 
     /// Returns all objects. Of two with the same name, the one in the file that sorts first is used.
     fn objects(&self) -> (Vec<Service>, Vec<EndpointSlice>, Vec<NodeView>) {
         let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (mut service_names, mut slice_names) = (BTreeSet::new(), BTreeSet::new());
-        for (file, File { objects, .. }) in &self.files {
-            let file = file.display();
+        for File { objects, .. } in self.files.values() {
             for node in &objects.nodes {
                 nodes.entry(node.name.clone()).or_insert_with(|| node.clone());
             }
-            for service in &objects.services {
-                if service_names.insert(&service.name) {
-                    services.push(service.clone());
-                } else {
-                    warn!(%file, service = %service.name, "duplicate Service; the first one is used");
-                }
-            }
-            for slice in &objects.slices {
-                if slice_names.insert(&slice.name) {
-                    slices.push(slice.clone());
-                } else {
-                    warn!(%file, slice = %slice.name, "duplicate EndpointSlice; the first one is used");
-                }
-            }
+            let first_services =
+                objects.services.iter().filter(|service| service_names.insert(&service.name));
+            services.extend(first_services.cloned());
+            let first_slices = objects.slices.iter().filter(|slice| slice_names.insert(&slice.name));
+            slices.extend(first_slices.cloned());
         }
         (services, slices, nodes.into_values().collect())
     }
@@ -268,7 +291,7 @@ impl File {
         let is_json = path.extension().is_some_and(|extension| extension == "json");
         let syntax = if is_json { Syntax::Json } else { Syntax::Yaml };
         let parsed = String::from_utf8(content)
-            .map_err(|error| error.to_string())
+            .map_err(|error| format!("it is not UTF-8 text ({})", error.utf8_error()))
             .and_then(|text| parse(&text, syntax).map_err(|error| error.to_string()));
         match parsed {
             Ok(objects) => {
@@ -300,6 +323,15 @@ impl File {
 /// Returns what is programmed of a folder or file that cannot be used now; `was_read`: it could be used before.
 const fn stays(was_read: bool) -> &'static str {
     if was_read { "its previous content stays programmed" } else { "nothing of it is programmed" }
+}
+
+/// Reads a manifest. Only regular files are read: a FIFO without a writer would block forever, and a device has no end.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    if fs::metadata(path)?.is_file() {
+        fs::read(path)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+    }
 }
 
 /// Returns the names of the manifests in the folder.

@@ -206,11 +206,21 @@ impl Reader<'_> {
         let Header { api_version, kind } = header;
         match (api_version.as_str(), kind.as_str()) {
             (_, "") => Err(self.error(line, &"kind is missing")),
-            ("", "Service") => Err(self.error(line, &"apiVersion is missing; write `v1` for a Service")),
-            (version, "EndpointSlice") => Err(self.error(
+            ("", _) => {
+                let message = "apiVersion is missing; write `v1` for a Service, `discovery.k8s.io/v1` for an EndpointSlice";
+                Err(self.error(line, &message))
+            }
+            (version, "EndpointSlice" | "EndpointSliceList") => Err(self.error(
                 line,
                 &format_args!(
                     "unknown apiVersion `{version}` of an EndpointSlice; write `discovery.k8s.io/v1`"
+                ),
+            )),
+            // Only the group of Services has no name, and it has one version.
+            (version, kind) if version != "v1" && !version.contains('/') => Err(self.error(
+                line,
+                &format_args!(
+                    "unknown apiVersion `{version}` of the kind `{kind}`; write `v1` for a Service"
                 ),
             )),
             (version @ ("v1" | "discovery.k8s.io/v1"), kind) if !is_known(version, kind) => {

@@ -87,6 +87,12 @@ fn json_is_read() {
 )]
 #[case::no_kind("apiVersion: v1\nmetadata: {name: a}\n", 1)]
 #[case::no_version("kind: Service\nmetadata: {name: a}\n", 1)]
+#[case::no_version_of_a_mistyped_kind("kind: Servce\nmetadata: {name: a}\n", 1)]
+#[case::no_such_version("apiVersion: v2\nkind: Service\nmetadata: {name: a}\n", 1)]
+#[case::old_version_of_a_list(
+    "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSliceList\nitems: []\n",
+    1
+)]
 #[case::old_version("apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\n", 1)]
 #[case::no_name("apiVersion: v1\nkind: Service\nmetadata: {}\n", 1)]
 #[case::bad_name("apiVersion: v1\nkind: Service\nmetadata: {name: a/b}\n", 1)]
