@@ -242,6 +242,7 @@ fn without_prefix(words: &[String]) -> &[String] {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use clap::{Arg, CommandFactory as _};
@@ -325,5 +326,86 @@ mod tests {
         let pages = files.iter().filter(|file| file.path.extension().is_some_and(|ext| ext == "md"));
         let count = pages.map(|file| calls(&lines(&file.text), &programs).len()).sum::<usize>();
         assert!(count > 40, "only {count} calls were found");
+    }
+    /// Flags of other programs that the documents name.
+    const FLAGS_OF_OTHERS: [&str; 22] = [
+        "--cgroupns",
+        "--cgroups-per-qos",
+        "--ctorigdstport",
+        "--disable-kube-proxy",
+        "--dst-type",
+        "--enable-feature",
+        "--enable-ipv6",
+        "--end-udp-sockets",
+        "--extra-config",
+        "--ip-masq",
+        "--kube-subnet-mgr",
+        "--network",
+        "--privileged",
+        "--random-fully",
+        "--reset-then-reuse-values",
+        "--reuse-values",
+        "--run-service-proxy",
+        "--server",
+        "--set",
+        "--skip",
+        "--skip-phases",
+        "--to-ports",
+    ];
+    /// Variables that no flag has.
+    const VARIABLES_WITHOUT_FLAG: [&str; 2] = ["BALLAST_LOG", "BALLAST_COMPARE_SEED"];
+
+    /// Adds the flags and variables of a command and of those below it.
+    fn collect(command: &Command, names: &mut BTreeSet<String>) {
+        for arg in command.get_arguments() {
+            let flags = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
+            names.extend(flags.map(|name| format!("--{name}")));
+            names.extend(arg.get_env().map(|name| name.to_string_lossy().into_owned()));
+        }
+        command.get_subcommands().for_each(|below| collect(below, names));
+    }
+
+    /// Returns the names that follow each `before` in a text, from the beginning of `before` that belongs to the name.
+    fn named<'a>(text: &'a str, before: &str, is_of_name: fn(char) -> bool) -> Vec<&'a str> {
+        let names = text.match_indices(before).map(|(at, _)| {
+            let rest = text[at..].trim_start_matches('`');
+            rest.split(|c| !is_of_name(c)).next().unwrap_or_default()
+        });
+        names.filter(|name| !name.ends_with(['-', '_'])).collect()
+    }
+
+    #[test]
+    fn flags_and_variables_of_the_documents_exist() {
+        let files = source::files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap();
+        let mut known: BTreeSet<String> =
+            FLAGS_OF_OTHERS.into_iter().chain(VARIABLES_WITHOUT_FLAG).map(str::to_owned).collect();
+        for mut program in [Args::command(), KubectlArgs::command(), crate::Cli::command()] {
+            // Adds `--version`.
+            program.build();
+            collect(&program, &mut known);
+        }
+        let mut found = Vec::new();
+        for file in files.iter().filter(|file| file.path.extension().is_some_and(|ext| ext == "md")) {
+            let flags = named(&file.text, "`--", |c| c.is_ascii_alphanumeric() || c == '-');
+            let variables = named(&file.text, "BALLAST_", |c| c.is_ascii_uppercase() || c == '_');
+            let all = flags.into_iter().chain(variables);
+            found.extend(all.filter(|name| !known.contains(*name)).map(|name| (&file.path, name)));
+        }
+        assert_eq!(found, [], "no flag or variable");
+    }
+
+    #[test]
+    fn each_flag_of_the_agent_is_documented() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let pages =
+            ["flags.md", "compatibility.md"].map(|page| std::fs::read_to_string(docs.join(page)).unwrap());
+        let listed: BTreeSet<_> = pages
+            .iter()
+            .flat_map(|page| named(page, "`--", |c| c.is_ascii_alphanumeric() || c == '-'))
+            .collect();
+        let run = Args::command().find_subcommand("run").unwrap().clone();
+        let flags = run.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(|arg| arg.get_long());
+        let missing: Vec<_> = flags.filter(|flag| !listed.contains(format!("--{flag}").as_str())).collect();
+        assert_eq!(missing, [""; 0], "no row in docs/flags.md");
     }
 }
