@@ -31,12 +31,17 @@ pub fn printable(text: &str) -> String {
     printable
 }
 
-/// Returns the text of an error with its causes: the outer error alone may only say `client error (Connect)`.
+/// Returns the text of an error with its causes, each of them once: the outer error alone may only say `client error (Connect)`.
+/// The client library's names of errors, and its debug form of a `Status`, tell users nothing, and are left out.
 pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+    let text_of = |error: &dyn std::error::Error| {
+        let text = error.to_string().replace("ServiceError: ", "").replace("ApiError: ", "");
+        text.split(" (Status { ").next().unwrap_or_default().to_owned()
+    };
+    let mut text = text_of(error);
     let mut cause = error.source();
     while let Some(error) = cause {
-        let more = error.to_string();
+        let more = text_of(error);
         if !text.contains(&more) {
             text.push_str(": ");
             text.push_str(&more);

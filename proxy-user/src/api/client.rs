@@ -14,6 +14,7 @@ use super::connect::{self, Address};
 use super::files::Files;
 use super::servers::{Servers, SetupError};
 use proxy_core::model::ApiServers;
+use proxy_core::model::problem::chain;
 
 /// The time for everything until requests can be sent: a resolver waits 5 s before it asks its second name server.
 const READY_TIMEOUT: Duration = Duration::from_secs(15);
@@ -46,13 +47,19 @@ pub struct Connection {
 #[derive(Debug, Error)]
 pub enum ConnectError {
     /// The kubeconfig file cannot be used.
-    #[error("cannot use the kubeconfig {path}: {source}; correct it, or give another with --kubeconfig", path = path.display())]
+    #[error("cannot use the kubeconfig {path}: {why}; correct it, or give another with --kubeconfig", path = path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
-        source: Box<KubeconfigError>,
+        /// What is wrong with it, without lines of the file, which may have a token.
+        why: String,
     },
+    /// The server's certificate could not be checked, so every connection would fail.
+    #[error(
+        "the CA of the API server (certificate-authority of the kubeconfig, ca.crt of the service account) contains no \
+         certificate in PEM format; correct it, or give another kubeconfig with --kubeconfig"
+    )]
+    EmptyAuthority,
     /// No API server was found.
     #[error(
         "no API server found: $KUBECONFIG is not set, there is no ~/.kube/config, and this is not a pod with a service \
@@ -74,6 +81,14 @@ pub enum ConnectError {
     /// Certificates, keys or tokens cannot be used.
     #[error(transparent)]
     Setup(#[from] SetupError),
+}
+
+impl ConnectError {
+    fn kubeconfig(path: PathBuf, error: &KubeconfigError) -> Self {
+        let text = chain(error);
+        // The parser appends the lines around the fault.
+        Self::Kubeconfig { path, why: text.lines().next().unwrap_or_default().to_owned() }
+    }
 }
 
 /// Creates a client, and sends its active server to `server_status`. It does not connect yet: an API server that is away is not an error.
@@ -103,14 +118,18 @@ pub async fn connect(
 /// Reads the kubeconfig and the credentials.
 pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
     let mut config = match &options.kubeconfig {
-        Some(path) => from_file(path)
-            .await
-            .map_err(|source| ConnectError::Kubeconfig { path: path.clone(), source: Box::new(source) })?,
+        Some(path) => {
+            from_file(path).await.map_err(|error| ConnectError::kubeconfig(path.clone(), &error))?
+        }
         None => {
             let found = Config::from_kubeconfig(&KubeConfigOptions::default()).await.map(connect::with_token);
-            found.or_else(|source| Config::incluster().map_err(|_| unusable(default_kubeconfig(), source)))?
+            found
+                .or_else(|source| Config::incluster().map_err(|_| unusable(default_kubeconfig(), &source)))?
         }
     };
+    if config.root_cert.as_ref().is_some_and(Vec::is_empty) && !config.accept_invalid_certs {
+        return Err(ConnectError::EmptyAuthority);
+    }
     config.connect_timeout = Some(READY_TIMEOUT);
     config.read_timeout = None;
     config.headers.push((
@@ -130,9 +149,9 @@ fn default_kubeconfig() -> Option<PathBuf> {
 }
 
 /// Returns the error that neither the default kubeconfig nor a service account can be used.
-fn unusable(kubeconfig: Option<PathBuf>, source: KubeconfigError) -> ConnectError {
+fn unusable(kubeconfig: Option<PathBuf>, error: &KubeconfigError) -> ConnectError {
     match kubeconfig {
-        Some(path) => ConnectError::Kubeconfig { path, source: Box::new(source) },
+        Some(path) => ConnectError::kubeconfig(path, error),
         None => ConnectError::NotFound,
     }
 }

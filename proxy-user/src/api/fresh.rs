@@ -12,6 +12,7 @@ use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, Service};
 use super::reflector::reflect;
 use super::transport::Source;
+use proxy_core::model::problem::chain;
 use proxy_core::model::{Key, Object};
 
 /// Lists objects with new requests to the API server.
@@ -56,7 +57,7 @@ impl Relister {
         let nodes = Api::<Node>::all(client()).list_metadata(&one).await.err();
         let kinds = [("Services", services), ("EndpointSlices", slices), ("Nodes", nodes)];
         let failed = kinds.into_iter().filter_map(|(kind, error)| Some((kind, error?)));
-        failed.map(|(kind, error)| format!("{kind} ({error})")).collect()
+        failed.map(|(kind, error)| format!("{kind} ({})", chain(&error))).collect()
     }
 
     /// Returns the current Service or EndpointSlice from etcd; `None` if it does not exist. It is listed by name,

@@ -178,6 +178,7 @@ impl Servers {
                 return answer.map(|answer| answer.map(|body| until(renewed, body)));
             };
             debug!(server = server.url, error = failure, "an API server failed");
+            let answer = answer.map_err(|source| Error::Service(OfServer { url: server.url, source }.into()));
             (last, error) = (Some(answer), error.or(Some(failure)));
         }
         let last = last.unwrap_or_else(|| Err(Error::Service("there is no API server".into())));
@@ -236,6 +237,14 @@ impl Servers {
 fn until(mut renewed: watch::Receiver<()>, body: Body) -> ResponseBody {
     let ends = Box::pin(async move { renewed.changed().await });
     StreamBody::new(body.into_data_stream().map_ok(Frame::data).take_until(ends).boxed())
+}
+
+/// The error of a request, with the server that was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", url.trim_end_matches('/'))]
+struct OfServer {
+    url: String,
+    source: Error,
 }
 
 impl Server {

@@ -1,5 +1,6 @@
 //! Sends requests of commands to the API server: whether it permits what the agent needs (`ballast check`), and for labels.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -38,22 +39,23 @@ pub fn api_access(args: &CheckArgs) -> ApiAccess {
         Err(error) => return ApiAccess::Unreachable(format!("cannot start the async runtime: {error}")),
     };
     runtime.block_on(async {
-        let patience = patience(&args.api);
-        match timeout(patience, ask(args)).await {
+        let (patience, server) = (patience(&args.api), OnceCell::new());
+        match timeout(patience, ask(args, &server)).await {
             Ok(access) => access,
-            Err(_) => ApiAccess::Unreachable(format!("the API server does not answer within {patience:?}")),
+            Err(_) => ApiAccess::Unreachable(silent(server.get(), patience)),
         }
     })
 }
 
-async fn ask(args: &CheckArgs) -> ApiAccess {
-    let client = match client(&args.api).await {
+async fn ask(args: &CheckArgs, server: &OnceCell<String>) -> ApiAccess {
+    let client = match client(&args.api, server).await {
         Ok(client) => client,
         Err(error @ ConnectError::NotFound) => return ApiAccess::NoCredentials(error.to_string()),
-        Err(ConnectError::Kubeconfig { path, source }) => {
-            let why = format!("cannot use the kubeconfig {}: {}", path.display(), chain(&*source));
+        Err(ConnectError::Kubeconfig { path, why }) => {
+            let why = format!("cannot use the kubeconfig {}: {why}", path.display());
             return ApiAccess::BrokenKubeconfig(why);
         }
+        Err(error @ ConnectError::EmptyAuthority) => return ApiAccess::BrokenKubeconfig(error.to_string()),
         Err(ConnectError::Setup(error)) if !error.is_proxy() => {
             return ApiAccess::Certificates(chain(&error));
         }
@@ -62,19 +64,55 @@ async fn ask(args: &CheckArgs) -> ApiAccess {
     let version = match client.apiserver_version().await {
         Ok(version) => version.git_version,
         Err(error) => {
-            let why = format!("the API server does not answer: {}", chain(&error));
-            return if is_tls(&error) { ApiAccess::Certificates(why) } else { ApiAccess::Unreachable(why) };
+            let why = told(&error, server.get());
+            return match &error {
+                kube::Error::Api(status) if status.code == 401 => ApiAccess::BrokenKubeconfig(why),
+                error if is_tls(error) => ApiAccess::Certificates(why),
+                _ => ApiAccess::Unreachable(why),
+            };
         }
     };
     let kinds = Relister::new(client).refused().await;
     if kinds.is_empty() { ApiAccess::Well { version } } else { ApiAccess::Refused { version, kinds } }
 }
 
-async fn client(args: &ApiArgs) -> Result<Client, ConnectError> {
-    let servers = args.master.iter().filter(|url| !url.is_empty()).cloned().collect();
+/// Creates a client, and sets the name of its servers.
+async fn client(args: &ApiArgs, server: &OnceCell<String>) -> Result<Client, ConnectError> {
+    let servers: Vec<String> = args.master.iter().filter(|url| !url.is_empty()).cloned().collect();
+    let given = servers.join(", ");
     let options = Options { kubeconfig: args.kubeconfig.clone(), servers };
     let (server_status, _servers) = watch::channel(ApiServers::default());
-    Ok(connect(&options, server_status).await?.client)
+    let connection = connect(&options, server_status).await?;
+    // The cell is empty: each command creates one client.
+    let _ = server.set(if given.is_empty() { connection.url.to_string() } else { given });
+    Ok(connection.client)
+}
+
+/// Returns the text that no API server has answered in time.
+fn silent(server: Option<&String>, patience: Duration) -> String {
+    let server = server.map(|name| format!(" {}", name.trim_end_matches('/'))).unwrap_or_default();
+    format!("the API server{server} does not answer within {patience:?}")
+}
+
+/// Returns the text of a failed request, with the way out.
+fn told(error: &kube::Error, server: Option<&String>) -> String {
+    let server = server.map(|name| name.trim_end_matches('/')).unwrap_or_default();
+    match error {
+        kube::Error::Api(status) if status.code == 401 => format!(
+            "the API server {server} does not accept the credentials (401): check whether the token or the client certificate \
+             of the kubeconfig has expired"
+        ),
+        kube::Error::Api(status) => {
+            // A proxy may answer with a whole page.
+            let first = status.message.lines().next().unwrap_or_default();
+            format!("the API server {server} answers {}: {first}", status.code)
+        }
+        kube::Error::Service(_) => format!("{}; check --kubeconfig and --master", chain(error)),
+        error => format!(
+            "{server} does not answer as an API server ({}); check --kubeconfig and --master",
+            chain(error)
+        ),
+    }
 }
 
 /// What the reading commands ask the API server for.
@@ -88,14 +126,12 @@ fn asked<T, F: Future<Output = Result<T, kube::Error>>>(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the async runtime: {error}"))?;
     runtime.block_on(async {
+        let (patience, server) = (patience(args), OnceCell::new());
         let asked = async {
-            let client = client(args).await.map_err(|error| chain(&error))?;
-            request(client).await.map_err(|error| chain(&error))
+            let client = client(args, &server).await.map_err(|error| chain(&error))?;
+            request(client).await.map_err(|error| told(&error, server.get()))
         };
-        let patience = patience(args);
-        timeout(patience, asked)
-            .await
-            .unwrap_or_else(|_| Err(format!("the API server does not answer within {patience:?}")))
+        timeout(patience, asked).await.unwrap_or_else(|_| Err(silent(server.get(), patience)))
     })
 }
 
@@ -114,6 +150,25 @@ fn pod(args: &ApiArgs, namespace: &str, name: &str) -> Result<PodFacts, String> 
     let found = asked(args, |client| lookup::pod(client, namespace, name))?;
     found.map_err(|others| {
         let near = did_you_mean(&nearest(name, others.iter().map(String::as_str)));
-        format!("there is no pod {namespace}/{name}{near}")
+        format!("there is none of this name{near}")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn a_failed_request_is_told_with_server_and_way_out() {
+        let server = "https://192.0.2.1:6443/".to_owned();
+        let of = |message: &str, code| {
+            let status = Status::failure(message, "X").with_code(code);
+            told(&kube::Error::Api(status.boxed()), Some(&server))
+        };
+        let expired = of("Unauthorized", 401);
+        assert!(expired.starts_with("the API server https://192.0.2.1:6443 does not accept"), "{expired}");
+        assert!(expired.contains("expired"), "{expired}");
+        assert_eq!(of("<html>\n<body>", 503), "the API server https://192.0.2.1:6443 answers 503: <html>");
+    }
 }

@@ -85,7 +85,7 @@ impl KubectlError {
     pub(super) fn api(server: &str, what: &'static str, error: &kube::Error) -> Self {
         let cause = cause(error);
         match error {
-            kube::Error::Service(_) | kube::Error::HyperError(_) => {
+            kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::SerdeError(_) => {
                 Self::Silent { server: server.to_owned(), cause }
             }
             _ => Self::Api { what, cause },
@@ -96,6 +96,10 @@ impl KubectlError {
 /// Returns why a request failed, and what a user without rights needs.
 pub(super) fn cause(error: &kube::Error) -> String {
     let (text, is_forbidden) = match error {
+        kube::Error::Api(status) if status.code == StatusCode::UNAUTHORIZED.as_u16() => {
+            let text = "the API server does not accept the credentials (401); log in again, or check --kubeconfig and --context";
+            (text.to_owned(), false)
+        }
         kube::Error::Api(status) => (status.message.clone(), status.code == StatusCode::FORBIDDEN.as_u16()),
         kube::Error::Service(cause) => (chain(&**cause), false),
         kube::Error::UpgradeConnection(cause) => {

@@ -465,6 +465,9 @@ fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
     let refused = kube::core::Status::failure("pods is forbidden", "Forbidden").with_code(403);
     let error = KubectlError::api("x", "list pods", &kube::Error::Api(refused.boxed())).to_string();
     assert_eq!(error, "cannot list pods: pods is forbidden; the user needs the rights in docs/kubectl.md");
+    let expired = kube::core::Status::failure("Unauthorized", "Unauthorized").with_code(401);
+    let error = KubectlError::api("x", "list pods", &kube::Error::Api(expired.boxed())).to_string();
+    assert!(error.contains("(401)") && error.contains("check --kubeconfig"), "{error}");
 }
 
 #[test]

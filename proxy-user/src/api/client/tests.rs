@@ -40,12 +40,12 @@ async fn a_missing_file_is_named() {
 #[test]
 fn broken_default_kubeconfig_is_named_with_its_cause() {
     let cause = || KubeconfigError::LoadContext("home".to_owned());
-    let error = unusable(Some("/x/.kube/config".into()), cause()).to_string();
+    let error = unusable(Some("/x/.kube/config".into()), &cause()).to_string();
     assert!(
         error.contains("the kubeconfig /x/.kube/config: failed to load current context: home"),
         "{error}"
     );
-    let error = unusable(None, cause()).to_string();
+    let error = unusable(None, &cause()).to_string();
     assert!(
         error.starts_with("no API server found: $KUBECONFIG is not set, there is no ~/.kube/config"),
         "{error}"
@@ -59,4 +59,30 @@ async fn invalid_url_is_refused() {
         let result = connect_to(file.path(), &["https://127.0.0.1:1", url]).await;
         assert!(matches!(result, Err(ConnectError::Server { .. })), "{url}");
     }
+}
+
+#[tokio::test]
+async fn a_broken_file_is_named_without_its_lines() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"users: [{name: u, user: {token: secret}}]\nclusters: [\n").unwrap();
+    let error = connect_to(file.path(), &[]).await.err().expect("no YAML").to_string();
+    assert!(error.contains("line 2") && !error.contains('\n') && !error.contains("secret"), "{error}");
+}
+
+#[tokio::test]
+async fn a_ca_without_certificate_is_refused() {
+    let ca = tempfile::NamedTempFile::new().unwrap();
+    let given = std::fs::read_to_string(kubeconfig("https://127.0.0.1:1").path()).unwrap();
+    let text = given.replace("server:", &format!("certificate-authority: {}, server:", ca.path().display()));
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    assert!(matches!(connect_to(file.path(), &[]).await, Err(ConnectError::EmptyAuthority)));
+}
+
+#[tokio::test]
+async fn a_failed_request_names_its_server() {
+    let file = kubeconfig("https://127.0.0.1:1");
+    let client = connect_to(file.path(), &[]).await.unwrap().client;
+    let error = chain(&client.apiserver_version().await.unwrap_err());
+    assert!(error.starts_with("https://127.0.0.1:1: client error (Connect)"), "{error}");
 }

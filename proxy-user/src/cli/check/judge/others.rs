@@ -186,7 +186,7 @@ pub(super) fn api(access: &ApiAccess) -> CheckLine {
         ApiAccess::NoCredentials(why) => CheckLine::warn(
             CHECK,
             format!("not checked: {why}"),
-            "give credentials with --kubeconfig, or skip this check with --no-api",
+            "without a cluster, --no-api skips this check",
         ),
         ApiAccess::BrokenKubeconfig(why) => {
             CheckLine::fail(CHECK, why.clone(), "correct the file, or name another with --kubeconfig")
@@ -202,7 +202,7 @@ pub(super) fn api(access: &ApiAccess) -> CheckLine {
             why.clone(),
             "check the certificates: the kubeconfig's CA has to be that of the server, the server's certificate has to contain the \
              address, and all have to be valid today. Keys may be RSA from 2048 bits, ECDSA P-256 or P-384, or Ed25519; P-521 does \
-             not work",
+             not work. InvalidContentType: no server at this port speaks TLS",
         ),
         ApiAccess::Refused { version, kinds } => CheckLine::fail(
             CHECK,
