@@ -132,8 +132,11 @@ impl FromStr for DestinationArg {
         if let Ok(to) = rest.parse() {
             return Ok(Self::Address(Destination { to, protocol: protocol.unwrap_or(Protocol::Tcp) }));
         }
-        // An address without a port is no name, and neither is one with a wrong protocol.
-        let is_address = |text: &str| text.parse::<IpAddr>().is_ok() || text.parse::<SocketAddr>().is_ok();
+        // An address without a port is no name, and neither is one with a wrong port or protocol.
+        let is_address = |text: &str| {
+            let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
+            text.parse::<IpAddr>().is_ok() || host.parse::<IpAddr>().is_ok()
+        };
         let is_name = !rest.is_empty() && !rest.split('/').any(|part| is_address(part) || part.contains('['));
         if is_name { Ok(Self::Service(rest.to_owned(), protocol)) } else { Err(QuestionError::Destination) }
     }
@@ -223,8 +226,7 @@ impl FromStr for Peer {
 
 /// Parses a duration that is not zero.
 pub fn period(text: &str) -> Result<Duration, ValueError> {
-    let time = value::duration(text)?;
-    if time.is_zero() { Err(ValueError::Duration) } else { Ok(time) }
+    value::duration(text).ok().filter(|time| !time.is_zero()).ok_or(ValueError::Period)
 }
 
 #[cfg(test)]
@@ -237,6 +239,8 @@ mod tests {
     #[case("[fd00::1]:53/udp", "[fd00::1]:53/UDP")]
     #[case("10.96.0.10:9/SCTP", "10.96.0.10:9/SCTP")]
     #[case("10.96.0.10", "")]
+    #[case("10.96.0.10:99999", "")]
+    #[case("10.96.0.10:http", "")]
     #[case("10.96.0.10:80/icmp", "")]
     #[case("[fd00::1]:x", "")]
     #[case("", "")]

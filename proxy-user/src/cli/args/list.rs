@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 
 use super::bpffs::BpffsArgs;
-use crate::cli::candidates;
+use crate::cli::{candidates, question};
 use crate::config::value;
 
 /// How an answer is written.
@@ -118,7 +118,7 @@ pub struct ViewArgs {
         env = "BALLAST_INTERVAL",
         value_name = "DURATION",
         default_value = "1s",
-        value_parser = value::duration
+        value_parser = question::period
     )]
     pub interval: Duration,
 }

@@ -8,7 +8,7 @@ use clap::builder::FalseyValueParser;
 use super::bpffs::BpffsArgs;
 use super::common::AgentArgs;
 use super::list::{OutputArgs, SelectorArgs};
-use crate::config::value;
+use crate::cli::question;
 
 /// `ballast top`.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub struct TopArgs {
     #[command(flatten)]
     pub agent: AgentArgs,
     /// How often the counters are read.
-    #[arg(long, env = "BALLAST_INTERVAL", value_name = "DURATION", default_value = "2s", value_parser = value::duration)]
+    #[arg(long, env = "BALLAST_INTERVAL", value_name = "DURATION", default_value = "2s", value_parser = question::period)]
     pub interval: Duration,
     /// Read the counters twice, print the difference as text, and exit.
     #[arg(long, env = "BALLAST_ONCE", value_parser = FalseyValueParser::new())]

@@ -6,6 +6,9 @@ pub enum ValueError {
     /// Not a duration.
     #[error("expected a duration like 500ms, 30s, 2m or 1m30s")]
     Duration,
+    /// Not a duration above zero.
+    #[error("expected a duration longer than 0, like 500ms, 30s, 2m or 1m30s")]
+    Period,
     /// Not a listen address.
     #[error(
         "expected ADDRESS:PORT or ADDRESS, like 127.0.0.1:10249 or [::]:10256, or an empty value to switch it off"
