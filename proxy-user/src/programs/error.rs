@@ -70,7 +70,10 @@ pub enum Error {
     )]
     DevicesInUse,
     /// The path is not a cgroup2 directory.
-    #[error("{} is not a cgroup2 directory; give one with --cgroup-root", path.display())]
+    #[error(
+        "{} is not in a file system of the type cgroup2 (`findmnt -t cgroup2` lists their mount points): give a directory of one with --cgroup-root, or remove the flag",
+        path.display()
+    )]
     NotCgroup2 {
         /// The path.
         path: PathBuf,

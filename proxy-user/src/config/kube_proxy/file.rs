@@ -110,7 +110,10 @@ impl Reader<'_> {
         let Node::Map(entries) = &document.value else {
             self.error(
                 document.referenced,
-                &format!("not a {KIND}: expected a mapping, found {}", document.value),
+                &format!(
+                    "not a {KIND}: expected a mapping with `apiVersion: {API_VERSION}` and `kind: {KIND}`, found {}",
+                    document.value
+                ),
             );
             return;
         };
