@@ -57,7 +57,7 @@ pub enum ConnectError {
     /// The server's certificate could not be checked, so every connection would fail.
     #[error(
         "the CA of the API server (certificate-authority of the kubeconfig, ca.crt of the service account) contains no \
-         certificate in PEM format; correct it, or give another kubeconfig with --kubeconfig"
+         certificate in PEM format (BEGIN CERTIFICATE)"
     )]
     EmptyAuthority,
     /// No API server was found.

@@ -63,6 +63,8 @@ async fn ask(args: &CheckArgs, server: &OnceCell<String>) -> ApiAccess {
     };
     let version = match client.apiserver_version().await {
         Ok(version) => version.git_version,
+        // Whether the needed objects can be listed is another question.
+        Err(kube::Error::Api(status)) if status.code == 403 => "the API server".to_owned(),
         Err(error) => {
             let why = told(&error, server.get());
             return match &error {
@@ -94,7 +96,7 @@ fn silent(server: Option<&String>, patience: Duration) -> String {
     format!("the API server{server} does not answer within {patience:?}")
 }
 
-/// Returns the text of a failed request, with the way out.
+/// Returns the text of a failed request.
 fn told(error: &kube::Error, server: Option<&String>) -> String {
     let server = server.map(|name| name.trim_end_matches('/')).unwrap_or_default();
     match error {
@@ -107,11 +109,8 @@ fn told(error: &kube::Error, server: Option<&String>) -> String {
             let first = status.message.lines().next().unwrap_or_default();
             format!("the API server {server} answers {}: {first}", status.code)
         }
-        kube::Error::Service(_) => format!("{}; check --kubeconfig and --master", chain(error)),
-        error => format!(
-            "{server} does not answer as an API server ({}); check --kubeconfig and --master",
-            chain(error)
-        ),
+        kube::Error::Service(_) => chain(error),
+        error => format!("{server} does not answer as an API server ({})", chain(error)),
     }
 }
 
@@ -129,7 +128,9 @@ fn asked<T, F: Future<Output = Result<T, kube::Error>>>(
         let (patience, server) = (patience(args), OnceCell::new());
         let asked = async {
             let client = client(args, &server).await.map_err(|error| chain(&error))?;
-            request(client).await.map_err(|error| told(&error, server.get()))
+            request(client)
+                .await
+                .map_err(|error| format!("{}; check --kubeconfig and --master", told(&error, server.get())))
         };
         timeout(patience, asked).await.unwrap_or_else(|_| Err(silent(server.get(), patience)))
     })
@@ -160,7 +161,7 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn a_failed_request_is_told_with_server_and_way_out() {
+    fn a_failed_request_is_told_with_its_server() {
         let server = "https://192.0.2.1:6443/".to_owned();
         let of = |message: &str, code| {
             let status = Status::failure(message, "X").with_code(code);
