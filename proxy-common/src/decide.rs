@@ -42,7 +42,9 @@ pub fn frontend<A: Address>(
     // program.
     let service = |key: &ServiceKey<A>| service(key).unwrap_or(ServiceEntry::NONE);
     let mut key = orig_dst;
-    let mut entry = service(&key);
+    // The address zero is the loopback address of the client's own network; node ports are stored under it.
+    let [a, b, c, d] = key.addr.words();
+    let mut entry = if a | b | c | d == 0 { ServiceEntry::NONE } else { service(&key) };
     if entry.kind == ServiceEntry::NONE.kind {
         let bits = node_addr(&host_address(&key.addr));
         if bits & NODE_ADDR_PORTS != 0 && bits & !(on | NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == 0 {

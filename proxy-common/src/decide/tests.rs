@@ -50,6 +50,14 @@ fn frontend_lookup_with_several_matches_prefers_address_and_own_scope() {
     assert_eq!(find(30080, false, loopback, loopback), Some(1));
     assert_eq!(find(30081, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), Some(3));
     assert_eq!(find(30082, true, NODE_ADDR_PORTS, NODE_ADDR_PORTS), None);
+    for outside in [false, true] {
+        let zero = ServiceKey::internal([0; 4], 30080, 6);
+        assert_eq!(
+            frontend(zero, outside, loopback, services, on(loopback)),
+            None,
+            "the client's own loopback"
+        );
+    }
 }
 
 #[test]
