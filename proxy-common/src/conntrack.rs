@@ -334,6 +334,12 @@ pub const fn is_closed(bits: u32) -> bool {
     bits & RSTS != 0 || bits & FINS == FINS
 }
 
+/// Whether a reset of the client alone has closed the flow. It may be forged, and the backend then has ignored it (RFC 5961, 3.2).
+#[inline(always)]
+pub const fn is_reset_by_client(bits: u32) -> bool {
+    bits & RSTS == RST_CLIENT && bits & FINS != FINS
+}
+
 /// Whether the backend's number of open connections includes the flow. Only the CPU whose compare-and-exchange of the bits
 /// changes this result updates the number.
 #[inline(always)]
@@ -378,13 +384,14 @@ pub fn is_expired(proto: u8, bits: u32, last_seen: u32, now: u32, config: &NodeC
 /// at 1000 Hz (`kernel/time/timer.c`), and clocks differ.
 const TIME_WAIT_SECS: u32 = 60 + 6;
 
-/// Whether the backend may still be in `TIME_WAIT` after both ends have closed: it would answer a SYN from the same source
-/// port with an ACK, unless it knows that the SYN is newer.
+/// Whether a closed flow keeps its ports from other connections. After both ends have closed, the backend may still be in
+/// `TIME_WAIT`: it would answer a SYN from the same source port with an ACK, unless it knows that the SYN is newer. A reset of
+/// the client may be forged ([`is_reset_by_client`]): the connection then goes on.
 #[inline(always)]
-pub fn in_time_wait(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> bool {
+pub fn keeps_ports(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> bool {
     let silent = now.wrapping_sub(last_seen);
-    proto == PROTO_TCP
-        && bits & (FINS | RSTS) == FINS
+    let may_wait = proto == PROTO_TCP && bits & (FINS | RSTS) == FINS;
+    (may_wait || bits & ASSURED != 0 && is_reset_by_client(bits))
         && (silent <= hz * TIME_WAIT_SECS || silent.wrapping_neg() <= hz)
 }
 

@@ -305,15 +305,19 @@ fn a_half_closed_flow_may_be_evicted_after_a_minute() {
 #[test]
 fn ports_are_kept_for_a_minute_after_both_ends_have_closed() {
     let last_seen = u32::MAX - 5;
-    let at = |bits, now: u32| in_time_wait(PROTO_TCP, STATE_USED | bits, last_seen, now, HZ);
+    let at = |bits, now: u32| keeps_ports(PROTO_TCP, STATE_USED | bits, last_seen, now, HZ);
     let closed = FIN_CLIENT | FIN_BACKEND;
     // A timer of 60 s that is late by 5.12 s, as it may be at 100 Hz.
     assert!(at(closed, last_seen) && at(closed, 65_120) && at(closed, last_seen - 1));
     assert!(!at(closed, 67_000));
-    for bits in [closed | RST_CLIENT, FIN_CLIENT, FIN_BACKEND, SEEN_REPLY] {
+    for bits in [closed | RST_CLIENT, FIN_CLIENT, FIN_BACKEND, SEEN_REPLY, RST_CLIENT, ASSURED | RST_BACKEND]
+    {
         assert!(!at(bits, last_seen), "{bits:#x}");
     }
-    assert!(!in_time_wait(PROTO_UDP, STATE_USED | closed, last_seen, last_seen, HZ));
+    let reset = ASSURED | RST_CLIENT;
+    assert!(at(reset, last_seen) && at(reset | FIN_CLIENT, last_seen) && !at(reset, 67_000), "may be forged");
+    assert!(!at(reset | RST_BACKEND, last_seen) && !at(reset | closed, last_seen));
+    assert!(!keeps_ports(PROTO_UDP, STATE_USED | closed, last_seen, last_seen, HZ));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Creation of a flow: claims an entry, and adds the flow's two keys to the index.
 
-use proxy_common::conntrack::{ASSURED, SEQ_CLIENT, in_time_wait, is_abandoned, is_closed, is_expired};
+use proxy_common::conntrack::{
+    ASSURED, SEQ_CLIENT, is_abandoned, is_closed, is_expired, is_reset_by_client, keeps_ports,
+};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_SNAT, STATE_SYN, STATE_USED, bits_of,
     with_bits,
@@ -222,11 +224,13 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
         return NO_FLOW;
     };
     let (bits, last_seen) = (other.bits(), holder.last_seen().load());
-    if is_closed(bits) || is_expired(holder.proto(), bits, last_seen, time.now, time.config) {
+    // If the client alone has reset the connection, `existing` decides whether its SYN begins a new one.
+    let is_over = is_closed(bits) && !(is_same && snat == 0 && is_reset_by_client(bits));
+    if is_over || is_expired(holder.proto(), bits, last_seen, time.now, time.config) {
         // Without SNAT, too: to the client, another frontend is another peer, whose sequence numbers are unrelated.
         let waits = (snat != 0 || !is_same)
             && opaque(u64::from(tries)) < QUARANTINE_TRIES
-            && in_time_wait(holder.proto(), bits, last_seen, time.now, time.config.hz);
+            && keeps_ports(holder.proto(), bits, last_seen, time.now, time.config.hz);
         if !waits && other.remove() {
             return NO_FLOW;
         }

@@ -4,8 +4,8 @@ use proxy_common::PROTO_TCP;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
-    ASSURED, CLOSES, RST_BACKEND, SEEN_REPLY, Segment, has_numbers_of, in_time_wait, is_closed, is_expired,
-    is_syn_unanswered, next, next_dsr, next_seq, tcp, with_syn,
+    ASSURED, CLOSES, RST_BACKEND, RST_CLIENT, SEEN_REPLY, Segment, has_numbers_of, is_closed, is_expired,
+    is_reset_by_client, is_syn_unanswered, keeps_ports, next, next_dsr, next_seq, tcp, with_syn,
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
@@ -229,6 +229,10 @@ impl<M: FlowTable> Tracked<M> {
         let age = if proto == PROTO_UDP { time.now.wrapping_sub(entry.created()) } else { 0 };
         let change = next(proto, self.bits(), segment, seq, age, time.config);
         let mut bits = change.bits;
+        if direction == DIRECTION_FORWARD && segment.tcp_flags & tcp::RST == 0 {
+            // The flow goes on although its backend had left: the backend serves again, and may leave again.
+            bits &= !STATE_RESET;
+        }
         if direction == DIRECTION_FORWARD
             && proto != PROTO_UDP
             && is_encapsulated(bits)
@@ -390,7 +394,7 @@ impl<M: FlowTable> Tracked<M> {
     fn expire_here(&self, time: Time) {
         let (entry, last_seen) = (self.entry, self.entry.last_seen().load());
         let waits = self.bits() & STATE_SNAT != 0
-            && in_time_wait(entry.proto(), self.bits(), last_seen, time.now, time.config.hz);
+            && keeps_ports(entry.proto(), self.bits(), last_seen, time.now, time.config.hz);
         // A key with two places would still be found by the second one.
         if !waits || index::grows::<M>(time.config) {
             self.remove_here();
@@ -405,7 +409,8 @@ impl<M: FlowTable> Tracked<M> {
     ///
     /// TCP and SCTP stay with a backend that left the Service, as with kube-proxy: the backend may still answer. If the
     /// connection is to be reset ([`STATE_RESET`]), only the client's own RST continues, unless the backend serves again. A
-    /// SYN on a closed flow begins a new flow. A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
+    /// SYN on a closed flow begins a new flow; if only the client has reset it ([`is_reset_by_client`]), a SYN continues while the
+    /// backend serves: an endpoint that has ignored a forged reset also answers a forged SYN (RFC 5961, 4). A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
     /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections continue only if
     /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again.
     #[inline(always)]
@@ -414,11 +419,13 @@ impl<M: FlowTable> Tracked<M> {
         let is_connection = entry.proto() != PROTO_UDP;
         let is_syn = is_connection && is_syn(tcp_flags);
         if is_syn {
-            if is_closed(bits) {
+            if is_closed(bits) && !is_reset_by_client(bits) {
                 return false;
             }
             let silent = time.now.wrapping_sub(entry.last_seen().load());
-            if bits & (ASSURED | STATE_RESET) == ASSURED && !is_syn_unanswered(bits, silent, time.config.hz) {
+            if bits & (ASSURED | STATE_RESET | RST_CLIENT) == ASSURED
+                && !is_syn_unanswered(bits, silent, time.config.hz)
+            {
                 return true;
             }
             if entry.service() != service {

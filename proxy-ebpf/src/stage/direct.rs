@@ -13,7 +13,7 @@
 //! a segment of the older connection ([`DirectCase::EndpointReply`]).
 
 use proxy_common::config::CONFIG_OTHER_PROXY;
-use proxy_common::conntrack::{SEEN_REPLY, in_time_wait, is_closed, is_half_closed, may_begin, tcp};
+use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_half_closed, keeps_ports, may_begin, tcp};
 use proxy_common::flow::{DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT};
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::{Address, PROTO_UDP};
@@ -115,7 +115,7 @@ where
     }
     // The flow may be direct itself: the client connects from the port that another of its connections has at the endpoint.
     let last_seen = other.entry.last_seen().load();
-    let waits = in_time_wait(key.proto, other.bits(), last_seen, time.now, time.config.hz);
+    let waits = keeps_ports(key.proto, other.bits(), last_seen, time.now, time.config.hz);
     if is_closed(other.bits()) && !waits {
         // The ports of the closed flow are free for a direct connection of the client.
         other.remove();

@@ -300,7 +300,11 @@ fn a_reset<F: Net>() {
     // Connections to an endpoint that serves again are not reset.
     maps.set_backend(7, row(BACKEND_ACTIVE));
     translated(maps);
+    // The endpoint leaves again: its connections are reset after the delay only.
+    maps.set_backend(7, row(BACKEND_GONE));
+    translated(maps);
     maps.set_backend(7, row(BACKEND_RESET));
+    maps.mark_flows();
 
     let start = build::ETHERNET + F::HEADER;
     let mut partial = data.clone();

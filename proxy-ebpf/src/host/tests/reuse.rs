@@ -241,7 +241,7 @@ fn a_port_in_time_wait<F: Net>(dst: End<F>) {
     let again = Connection::open(maps, A, frontend::<F>(), [11 << 24, 30 << 24]);
     assert_eq!(again.seen, first.seen, "the numbers of the same client and frontend follow each other");
     again.close(FIN);
-    maps.advance(AFTER_TIME_WAIT);
+    maps.advance(2 * AFTER_TIME_WAIT);
     assert_eq!(Connection::open(maps, A, dst, [6 << 24, 50 << 24]).seen, A);
 }
 
@@ -257,4 +257,108 @@ fn port_in_time_wait_is_translated() {
     for dst in [second_frontend::<V6>(), backend::<V6>()] {
         a_port_in_time_wait::<V6>(dst);
     }
+}
+
+/// Returns the addresses and ports of a client's packet after ingress.
+fn ends_after<F: Net>(maps: HostMaps<F>, bytes: &[u8]) -> Vec<u8> {
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, bytes);
+    let addresses = 2 * size_of::<F::Words>();
+    let start = build::ETHERNET + F::HEADER - addresses;
+    skb.wire()[start..start + addresses + 4].to_vec()
+}
+
+/// Opening, answer, acknowledgement and reset of a connection.
+const TCP_SEGMENTS: [Shape; 4] = [SYN, SYN_ACK, DATA, RST];
+/// The same chunks: INIT, INIT ACK, COOKIE ECHO and ABORT.
+const CHUNKS: [Shape; 4] =
+    [INIT, Shape { flags: 2, ..INIT }, Shape { flags: 10, ..INIT }, Shape { flags: 6, ..INIT }];
+
+/// Opens a connection through the Service, whose next connections go to the endpoint `next`; a RST under the client's address
+/// follows. Returns the maps, and what the endpoint sees as the ends of the connection.
+fn with_a_reset<F: Net>(
+    local: u32,
+    [open, answer, data, reset]: [Shape; 4],
+    next: u32,
+) -> (HostMaps<F>, Vec<u8>) {
+    let maps = maps::<F>(local);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let seen = ends_after(maps, &packet::<F>(client, frontend, open));
+    if local == 0 {
+        let port = u16::from_be_bytes([seen[seen.len() - 4], seen[seen.len() - 3]]);
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, (node::<F>(), port), answer));
+    } else {
+        run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, answer));
+    }
+    assert_eq!(ends_after(maps, &packet::<F>(client, frontend, data)), seen);
+    let id = if open.proto == PROTO_TCP { 7 } else { 9 };
+    let (addr, port) = second_frontend::<F>();
+    let entry =
+        ServiceEntry { id: 1, slot_base: 17, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(addr, port, open.proto), entry);
+    maps.set_slots(17, &[id]);
+    add_endpoint(maps, 11, (F::addr(3), 8080), open.proto);
+    maps.set_slots(id, &[if next == 0 { id } else { next }]);
+    assert_eq!(ends_after(maps, &packet::<F>(client, frontend, reset)), seen);
+    (maps, seen)
+}
+
+/// A sender that does not see a connection sends a RST in the window and a SYN, to the Service or to another address of the
+/// endpoint. The endpoint ignores both, and the client continues.
+fn a_forged_reset_and_syn<F: Net>() {
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    for local in [BACKEND_LOCAL, 0] {
+        for segments in [TCP_SEGMENTS, CHUNKS] {
+            for (next, dst) in
+                [(11, frontend), (0, frontend), (11, second_frontend::<F>()), (11, backend), (0, backend)]
+            {
+                let [open, _, data, _] = segments;
+                let (maps, seen) = with_a_reset::<F>(local, segments, next);
+                for _ in 0..2 {
+                    let forged = ends_after(maps, &packet::<F>(client, dst, open));
+                    assert_eq!(
+                        forged == seen,
+                        dst == frontend,
+                        "the endpoint can tell other connections apart"
+                    );
+                    maps.advance(HZ / 10);
+                }
+                if local != 0 {
+                    // The endpoint's answer to the SYN is one of the connection.
+                    let answer = packet::<F>(backend, client, data);
+                    let (_, skb) = run_over(Hook::Egress, maps, POD, &answer);
+                    assert_eq!(skb.wire(), packet::<F>(frontend, client, data));
+                }
+                assert_eq!(ends_after(maps, &packet::<F>(client, frontend, data)), seen);
+            }
+        }
+    }
+}
+
+#[test]
+fn forged_reset_and_syn_end_no_connection() {
+    a_forged_reset_and_syn::<V4>();
+    a_forged_reset_and_syn::<V6>();
+}
+
+/// The client itself has reset its connection, and connects from the same port at once.
+fn a_port_that_was_reset<F: Net>() {
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let first = Connection::<F>::open(maps(BACKEND_LOCAL), A, frontend, [10 << 24, 20 << 24]);
+    first.close(RST);
+    let second = Connection::open(first.maps, A, frontend, [70 << 24, 90 << 24]);
+    assert_eq!(second.seen, first.seen);
+    second.exchanges();
+    // An endpoint that no longer serves gets no new connection.
+    let (maps, seen) = with_a_reset::<F>(BACKEND_LOCAL, TCP_SEGMENTS, 11);
+    let (addr, port) = backend::<F>();
+    let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
+    let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_GONE, service: 1, flags };
+    maps.set_backend(7, row);
+    assert_ne!(ends_after(maps, &packet::<F>(client, frontend, SYN)), seen);
+}
+
+#[test]
+fn client_that_reset_its_connection_is_served_from_the_same_port() {
+    a_port_that_was_reset::<V4>();
+    a_port_that_was_reset::<V6>();
 }
