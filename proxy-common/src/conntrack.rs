@@ -5,8 +5,8 @@
 
 use crate::config::NodeConfig;
 use crate::flow::{
-    DIRECTION_FORWARD, FlowEntry, STATE_BITS, STATE_CLAIMED, STATE_COUNTS, STATE_SYN, STATE_TUNNEL_SHIFT,
-    STATE_WATCH, bits_of, is_encapsulated,
+    DIRECTION_FORWARD, FlowEntry, STATE_BITS, STATE_CLAIMED, STATE_COUNTS, STATE_RESET, STATE_SYN,
+    STATE_TUNNEL_SHIFT, STATE_WATCH, bits_of, is_encapsulated,
 };
 use crate::{PROTO_TCP, PROTO_UDP};
 
@@ -65,6 +65,8 @@ pub mod tcp {
     pub const SYN: u16 = 1 << 1;
     /// Resets a connection.
     pub const RST: u16 = 1 << 2;
+    /// The sender has no more data for now: set on the last segment of what an application writes.
+    pub const PSH: u16 = 1 << 3;
     /// The acknowledgement number is valid.
     pub const ACK: u16 = 1 << 4;
 
@@ -296,6 +298,16 @@ fn acknowledges_reply(bits: u32, ack: u16, [_, backend]: [u16; 2]) -> bool {
     let distance = ahead(ack, backend);
     bits & SEQ_BACKEND == 0 || (0..=WINDOW).contains(&distance)
 }
+
+/// Whether the connection of a flow ends at the client's next request, although its backend serves (annotation
+/// `ballast.io/rebalance`). After the first reply, [`STATE_WATCH`] has no other meaning.
+#[inline(always)]
+pub const fn is_moving(bits: u32) -> bool {
+    bits & MOVES == MOVES
+}
+
+/// The bits of a flow with [`is_moving`].
+pub const MOVES: u32 = STATE_RESET | STATE_WATCH | SEEN_REPLY;
 
 /// Returns the noted sequence numbers of both sides and the bits of the flow, after a TCP segment that is not out of the
 /// window.

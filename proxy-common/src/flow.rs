@@ -252,7 +252,8 @@ flags! {
         /// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
         pub const STATE_COUNTS: u32 = 1 << 6;
         /// The endpoint was removed from the Service with removal policy `reset`: the program answers the client's next segment
-        /// with a TCP reset, unless the endpoint serves the Service again. The agent sets this bit. TCP only.
+        /// with a TCP reset, unless the endpoint serves the Service again. Or the connection moves to another endpoint
+        /// ([`conntrack::is_moving`](crate::conntrack::is_moving)). The agent sets this bit. TCP only.
         pub const STATE_RESET: u32 = 1 << 7;
         /// If not 0, the backend's first reply, or the lack of one, updates its entry in `health`
         /// ([`SERVICE_EJECTS`](crate::service::SERVICE_EJECTS)): [`WATCH_INSIDE`], [`WATCH_OUTSIDE`] or [`WATCH_LAST`].

@@ -184,6 +184,9 @@ reasons! {
     /// The ports of a packet to this node or to a Service cannot be read: it is a first fragment with a part of the transport header only (RFC 3128), or has more than six IPv6 extension headers, or two VLAN tags of VLAN 0. A process of the node could receive it, past the Service's source ranges.
     HiddenPorts = 35, "hidden_ports", Drop,
         "Find out who sends these packets: no ordinary host does.";
+    /// The connection was idle when endpoints joined the Service, which has the annotation ballast.io/rebalance: the next request is answered with a TCP reset, so that the client connects again. The endpoint has not got the request.
+    Rebalanced = 36, "rebalanced", Reject,
+        "No action needed: clients connect again, and send the request again.";
 }
 
 impl Reason {

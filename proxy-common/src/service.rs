@@ -114,6 +114,10 @@ pub const SERVICE_CHANGING: u16 = 1 << 10;
 /// sends to this address, and no endpoint is a process of the node.
 pub const SERVICE_CHANGING_NODE: u16 = 1 << 11;
 
+/// Endpoints joined lately: processes that reset connections move idle ones of this entry to other endpoints until the shares are
+/// even (annotation `ballast.io/rebalance`). The programs do not read it.
+pub const SERVICE_REBALANCES: u16 = 1 << 12;
+
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// The frontend is a node port.

@@ -140,6 +140,7 @@ macro_rules! stage_calls {
             fn translate(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::open_flow::translate;
             fn refuse(frame: $frame, ctx: &mut PacketCtx<$words>, refusal: Refusal) -> StepCode = stage::refuse::refuse;
             fn reset(frame: $frame, ctx: &PacketCtx<$words>) -> StepCode = stage::reset::reset;
+            fn end_at_backend(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::reset::end_at_backend;
             fn send(frame: $frame, ctx: &PacketCtx<$words>, inwards: bool) -> StepCode = pipeline::send;
             fn encapsulate(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::tunnel::encapsulate;
             fn translate_error(frame: $frame, ctx: &mut PacketCtx<$words>, incoming: bool) -> StepCode

@@ -200,6 +200,7 @@ where
             Step::TimeExceeded => {
                 return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::TimeExceeded));
             }
+            Step::Move => maps.end_at_backend(frame, ctx),
             Step::Reset => return finish_code::<M, F>(maps, maps.reset(frame, ctx)),
             Step::Forward => return finish_code::<M, F>(maps, maps.send(frame, ctx, false)),
             Step::DeliverLocal => return finish_code::<M, F>(maps, maps.send(frame, ctx, true)),

@@ -103,6 +103,8 @@ steps! {
     TimeExceeded = 26,
     /// The connection is to be reset, since its endpoint was removed.
     Reset = 23,
+    /// The connection moves to another endpoint: the packet is to become the RST for the present one.
+    Move = 27,
     /// The packet is to be encapsulated, and sent to the node of its endpoint.
     Encapsulate = 18,
     /// A packet inside another packet, perhaps from another node.

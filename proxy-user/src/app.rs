@@ -37,6 +37,7 @@ use crate::page::Agent;
 use crate::programs::{
     EMBEDDED, Programs, Settings, interleaves_packets, require_capabilities, require_unused,
 };
+use crate::sockets::rebalance::{self, Moved};
 use crate::{connections, http, sockets, telemetry};
 use proxy_core::model::notice::Notice;
 use proxy_core::model::problem::chain;
@@ -258,6 +259,9 @@ async fn serve(
         }
     };
     tasks.spawn_optional(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
+    let counted = Arc::clone(&metrics);
+    let tell = move |moved: &Moved| counted.moved(&moved.sockets, moved.flows);
+    tasks.spawn_optional(rebalance::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
     tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("flow tables", problems);

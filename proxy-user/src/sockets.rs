@@ -31,6 +31,7 @@ use proxy_common::socket::TranslatedSocket;
 use proxy_core::model::net::IpFamily;
 
 mod helper;
+pub mod rebalance;
 
 pub use helper::{StandaloneError, run_standalone};
 

@@ -667,6 +667,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         ejects: false,
         no_sockets: false,
         changing: Changing::No,
+        rebalances: false,
         reset_after: None,
         source_ranges: [].into(),
     };

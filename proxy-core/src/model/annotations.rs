@@ -16,6 +16,8 @@ pub enum Annotation {
     ExternalFailover,
     /// `forwarding-mode`. With DSR, every node watches all nodes and accepts packets that they encapsulate.
     ForwardingMode,
+    /// `rebalance`
+    Rebalance,
     /// `removal-policy`, with `removal-delay`
     RemovalPolicy,
     /// `socket-lb`
@@ -26,11 +28,12 @@ pub enum Annotation {
 
 impl Annotation {
     /// All annotations.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Algorithm,
         Self::Ejection,
         Self::ExternalFailover,
         Self::ForwardingMode,
+        Self::Rebalance,
         Self::RemovalPolicy,
         Self::SocketLb,
         Self::Weights,
@@ -43,6 +46,7 @@ impl Annotation {
             Self::Ejection => "ejection",
             Self::ExternalFailover => "external-failover",
             Self::ForwardingMode => "forwarding-mode",
+            Self::Rebalance => "rebalance",
             Self::RemovalPolicy => "removal-policy",
             Self::SocketLb => "socket-lb",
             Self::Weights => "weights",
@@ -57,7 +61,7 @@ impl Annotation {
 
 /// A set of annotations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Annotations(u8);
+pub struct Annotations(u16);
 
 impl Annotations {
     /// Every annotation.
@@ -134,7 +138,7 @@ mod tests {
     #[test]
     fn lists_are_read_as_they_are_written() {
         let default = Annotations::default();
-        assert_eq!(default.to_string(), "algorithm,ejection,removal-policy,socket-lb,weights");
+        assert_eq!(default.to_string(), "algorithm,ejection,rebalance,removal-policy,socket-lb,weights");
         for set in [default, Annotations::ALL, Annotations::NONE] {
             assert_eq!(set.to_string().parse::<Annotations>().unwrap(), set);
         }

@@ -52,6 +52,8 @@ pub struct Service {
     /// What happens to TCP connections to a removed endpoint (annotations `ballast.io/removal-policy` and
     /// `ballast.io/removal-delay`).
     pub removal: RemovalPolicy,
+    /// When endpoints join, idle TCP connections move to them (annotation `ballast.io/rebalance: on`).
+    pub rebalances: bool,
     /// Weights of its endpoints (annotation `ballast.io/weights`).
     pub weights: Weights,
     /// `spec.healthCheckNodePort`; 0: none.
@@ -84,6 +86,7 @@ impl Service {
             no_sockets: false,
             passes_when_empty: false,
             removal: RemovalPolicy::Drain,
+            rebalances: false,
             weights: Weights::default(),
             health_check_node_port: 0,
             created: 0,

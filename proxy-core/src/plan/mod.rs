@@ -16,6 +16,7 @@ pub mod maglev;
 pub mod merged;
 pub mod node;
 mod ports;
+pub mod rebalance;
 pub mod service;
 pub mod slow_start;
 pub mod tunnels;

@@ -19,6 +19,7 @@ use super::access::{Allowed, allowed};
 use super::frontend::frontends;
 use super::merged::{MergedEndpoints, is_local, merge};
 use super::node::source;
+use super::rebalance;
 use super::tunnels::Tunnels;
 use super::usable::{EndpointSets, usable_endpoints};
 use super::{
@@ -179,6 +180,7 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
         Annotation::Ejection => service.ejection.is_some(),
         Annotation::ExternalFailover => service.passes_when_empty,
         Annotation::ForwardingMode => service.forwarding.is_some(),
+        Annotation::Rebalance => service.rebalances,
         Annotation::RemovalPolicy => service.removal != RemovalPolicy::Drain,
         Annotation::SocketLb => service.no_sockets,
         Annotation::Weights => !service.weights.0.is_empty(),
@@ -190,6 +192,7 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
             Annotation::Ejection => service.ejection = None,
             Annotation::ExternalFailover => service.passes_when_empty = false,
             Annotation::ForwardingMode => service.forwarding = None,
+            Annotation::Rebalance => service.rebalances = false,
             Annotation::RemovalPolicy => service.removal = RemovalPolicy::Drain,
             Annotation::SocketLb => service.no_sockets = false,
             Annotation::Weights => service.weights = Weights::default(),
@@ -277,6 +280,7 @@ fn plan_port(
         no_sockets: service.no_sockets,
         changing: Changing::No,
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
+        rebalances: port.protocol == Protocol::Tcp && service.rebalances && rebalance::may_move(service),
         // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),
         source_ranges: Arc::clone(&allowed.ranges),

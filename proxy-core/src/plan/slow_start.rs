@@ -49,6 +49,7 @@ mod tests {
             ejects: false,
             no_sockets: false,
             changing: Changing::No,
+            rebalances: false,
             reset_after: None,
             source_ranges: [].into(),
         }

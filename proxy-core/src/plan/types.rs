@@ -198,6 +198,8 @@ pub struct PortPlan {
     pub no_sockets: bool,
     /// Whose sockets are not translated, because endpoints joined or left lately.
     pub changing: Changing,
+    /// Idle connections move to endpoints that have joined. TCP only.
+    pub rebalances: bool,
     /// Connections to a removed endpoint are reset this long after its removal; `None`: they drain. TCP only.
     pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`], sorted. The ports of a Service share them.

@@ -13,7 +13,7 @@ use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
     SERVICE_CHANGING, SERVICE_CHANGING_NODE, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS,
     SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
-    SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+    SERVICE_REBALANCES, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
 use crate::model::TrafficPolicy;
@@ -86,6 +86,7 @@ pub(super) fn service_entry(
             (is_left_by_node(port, frontend), SERVICE_CHANGING_NODE),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
             (port.no_sockets, SERVICE_NO_SOCKETS),
+            (is_rebalanced(port, frontend), SERVICE_REBALANCES),
         ]),
         algorithm: port.algorithm as u8,
         kind: match frontend.kind {
@@ -103,6 +104,13 @@ fn is_left_by_node(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     port.changing == Changing::All
         && frontend.kind == FrontendKind::ClusterIp
         && port.slot_count(frontend) > 1
+}
+
+/// Whether connections by a frontend move to endpoints that have joined: not if a policy keeps clients on this node, since other
+/// endpoints do not count for them, and a connection does not show by which scope its endpoint was selected.
+fn is_rebalanced(port: &PortPlan, frontend: &FrontendPlan) -> bool {
+    let is_for_all = frontend.policy == TrafficPolicy::Cluster && !frontend.scoped;
+    port.rebalances && is_for_all && port.slot_count(frontend) > 1
 }
 
 /// Whether a frontend uses Maglev for clients outside, whatever its algorithm for clients inside. Clients outside do not use a

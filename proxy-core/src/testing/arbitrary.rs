@@ -181,6 +181,7 @@ pub fn service() -> impl Strategy<Value = Service> {
             no_sockets: false,
             passes_when_empty: false,
             removal,
+            rebalances: false,
             weights,
             health_check_node_port: 32_000,
             created,

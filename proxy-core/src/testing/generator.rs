@@ -71,6 +71,7 @@ pub fn service(
         ejects: false,
         no_sockets: false,
         changing: Changing::No,
+        rebalances: false,
         reset_after: None,
         source_ranges: [].into(),
     };
@@ -193,6 +194,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                     (true, false) => Changing::Pods,
                     (true, true) => Changing::All,
                 },
+                rebalances: ejects,
                 reset_after,
                 source_ranges: source_ranges.into_iter().collect(),
             }

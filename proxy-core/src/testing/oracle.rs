@@ -115,6 +115,13 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
                         && what.kind == FrontendKind::ClusterIp
                         && port.slot_count(what) > 1,
                 )
+            + 4096
+                * u16::from(
+                    port.rebalances
+                        && what.policy == TrafficPolicy::Cluster
+                        && !what.scoped
+                        && port.slot_count(what) > 1,
+                )
             + 32 * u16::from(is_maglev_outside)
             + access,
         algorithm: port.algorithm as u8,

@@ -5,7 +5,7 @@ use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
     ASSURED, CLOSES, RST_BACKEND, RST_CLIENT, SEEN_REPLY, Segment, has_numbers_of, is_closed, is_expired,
-    is_reset_by_client, is_syn_unanswered, keeps_ports, next, next_dsr, next_seq, tcp, with_syn,
+    is_moving, is_reset_by_client, is_syn_unanswered, keeps_ports, next, next_dsr, next_seq, tcp, with_syn,
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
@@ -229,7 +229,7 @@ impl<M: FlowTable> Tracked<M> {
         let age = if proto == PROTO_UDP { time.now.wrapping_sub(entry.created()) } else { 0 };
         let change = next(proto, self.bits(), segment, seq, age, time.config);
         let mut bits = change.bits;
-        if direction == DIRECTION_FORWARD && segment.tcp_flags & tcp::RST == 0 {
+        if direction == DIRECTION_FORWARD && segment.tcp_flags & tcp::RST == 0 && !is_moving(bits) {
             // The flow goes on although its backend had left: the backend serves again, and may leave again.
             bits &= !STATE_RESET;
         }
@@ -412,7 +412,8 @@ impl<M: FlowTable> Tracked<M> {
     /// SYN on a closed flow begins a new flow; if only the client has reset it ([`is_reset_by_client`]), a SYN continues while the
     /// backend serves: an endpoint that has ignored a forged reset also answers a forged SYN (RFC 5961, 4). A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
     /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections continue only if
-    /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again.
+    /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again. A request
+    /// does not continue a flow that moves ([`is_moving`]).
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16, service: u32, time: Time) -> bool {
         let (bits, entry) = (self.bits(), self.entry);
@@ -438,6 +439,9 @@ impl<M: FlowTable> Tracked<M> {
         if is_connection && bits & (SEEN_REPLY | STATE_RESET) == SEEN_REPLY && !is_syn {
             return true;
         }
+        if is_moving(bits) && !is_syn {
+            return !is_request(tcp_flags);
+        }
         let (id, addr, port) = entry.backend();
         let serves = self.maps.backend(id).is_some_and(|backend| {
             backend.state == BACKEND_ACTIVE
@@ -446,6 +450,13 @@ impl<M: FlowTable> Tracked<M> {
                 && same(&backend.addr, &addr)
         });
         serves || bits & STATE_RESET != 0 && is_connection && tcp_flags & tcp::RST != 0
+    }
+
+    /// Whether a client's packet that does not continue its flow is to end the connection at the backend, before its retransmission
+    /// is answered with a RST: the flow moves, and is not closed yet.
+    #[inline(always)]
+    pub fn is_to_be_moved(&self, tcp_flags: u16) -> bool {
+        is_moving(self.bits()) && !is_closed(self.bits()) && is_request(tcp_flags)
     }
 
     /// Whether a client's packet that does not continue its flow is answered with a RST, because the backend left and the removal
@@ -458,6 +469,12 @@ impl<M: FlowTable> Tracked<M> {
         }
         is_reset
     }
+}
+
+/// Whether a segment ends what a client's application has written: the request of a client that waited.
+#[inline(always)]
+const fn is_request(tcp_flags: u16) -> bool {
+    tcp_flags & (tcp::PSH | tcp::SYN | tcp::RST) == tcp::PSH
 }
 
 /// Whether a flow began with a SYN that has not been answered yet.

@@ -5,6 +5,7 @@ use std::vec::Vec;
 use proxy_common::Family;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
+use proxy_common::conntrack::MOVES;
 use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
 use proxy_common::latency::SocketExample;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
@@ -231,6 +232,13 @@ impl<F: Family> HostMaps<F> {
     pub fn mark_flows(self) {
         for flow in at!(self, flows).iter_mut().filter(|flow| flow.bits() != 0) {
             flow.state |= u64::from(STATE_RESET);
+        }
+    }
+
+    /// Moves every flow to another backend, as the agent does.
+    pub fn move_flows(self) {
+        for flow in at!(self, flows).iter_mut().filter(|flow| flow.bits() != 0) {
+            flow.state |= u64::from(MOVES);
         }
     }
 

@@ -85,8 +85,12 @@ where
         if F::EARLY {
             return Step::Pass;
         }
+        if !would_encapsulate_again && flow.is_to_be_moved(ctx.packet.tcp_flags) {
+            return Step::Move;
+        }
         if !would_encapsulate_again && flow.is_to_be_reset(ctx.packet.tcp_flags) {
             ctx.service = flow.service();
+            ctx.plan.bits = flow.bits();
             return Step::Reset;
         }
         flow.expire();

@@ -1,12 +1,16 @@
 //! The answer to a segment of a connection whose endpoint left a Service with removal policy `reset`: a TCP RST from the
 //! original destination, sent out of the device on which the segment arrived. The segment is turned into the RST.
 //!
+//! A connection that moves to another endpoint ([`is_moving`]) is reset at both ends, and only the client's next request has the
+//! sequence number that its endpoint accepts. So the request itself becomes the RST for the endpoint, and its retransmission, after
+//! 200 ms or more, that for the client.
+//!
 //! A packet from a local virtual device may still lack its transport checksum (`CHECKSUM_PARTIAL`), and a program cannot
 //! test for that. The kernel then computes the checksum after this hook, from the value in the checksum field. So the
 //! window, which has no meaning in a RST (RFC 9293, 3.5.3), is chosen such that the complete checksum equals the sum of the
 //! pseudo header: the field is correct whether or not the kernel computes the checksum again.
 
-use proxy_common::conntrack::tcp;
+use proxy_common::conntrack::{is_moving, tcp};
 use proxy_common::csum::{fold, pseudo_sum, sum_words};
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_TCP, V4, V6};
@@ -14,8 +18,8 @@ use proxy_common::{PROTO_TCP, V4, V6};
 use super::refuse::send_back;
 use crate::context::{Packet, PacketCtx};
 use crate::env::{Counters, Words};
-use crate::frame::{Frame, HelperFailed};
-use crate::net::TcpHeader;
+use crate::frame::{Checksum, Frame, HelperFailed};
+use crate::net::{TcpHeader, tcp as tcp_check};
 use crate::parse::Parse;
 use crate::report;
 use crate::step::Step;
@@ -91,7 +95,8 @@ where
     M::Family: Reset,
     F: Frame,
 {
-    report::refused(maps, frame, ctx, ctx.service, Reason::EndpointLeft);
+    let reason = if is_moving(ctx.plan.bits) { Reason::Rebalanced } else { Reason::EndpointLeft };
+    report::refused(maps, frame, ctx, ctx.service, reason);
     let packet = &ctx.packet;
     if packet.tcp_flags & tcp::ACK == 0 || packet.is_later_fragment() {
         return Step::Drop;
@@ -102,6 +107,31 @@ where
         Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
     }
 }
+
+/// Turns a client's request on a connection that moves into a RST for its endpoint. The RST continues the flow, and closes it.
+#[inline(always)]
+pub fn end_at_backend<M, F>(_maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+where
+    M: Counters,
+    F: Frame,
+{
+    let (mut old, at) = (0u32, ctx.packet.l4 + FLAGS);
+    if frame.load(at, &mut old, size_of::<u32>() as u32).is_err() {
+        return Step::DropFor(Reason::RewriteFailed);
+    }
+    let [offset, _, w0, w1] = old.to_ne_bytes();
+    let flags = tcp::RST | tcp::ACK;
+    let new = u32::from_ne_bytes([offset, flags as u8, w0, w1]);
+    let corrected = frame.correct_word(ctx.packet.l4 + tcp_check::CHECK, old, new, Checksum::Always);
+    if corrected.and_then(|()| frame.store_all(at, &new)).is_err() {
+        return Step::DropFor(Reason::RewriteFailed);
+    }
+    ctx.packet.tcp_flags = ctx.packet.tcp_flags & !0xff | flags;
+    Step::Continue
+}
+
+/// Offset of the word with the flags in a TCP header.
+const FLAGS: u32 = 12;
 
 /// Turns the segment into its own answer and sends it back. Returns the program's verdict.
 #[inline(always)]

@@ -21,6 +21,7 @@ mod audits;
 mod dsr_use;
 mod early;
 mod histogram;
+mod joins;
 mod programmed;
 mod question;
 mod rollouts;
@@ -31,6 +32,7 @@ mod triggers;
 
 use dsr_use::DsrUse;
 pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
+use joins::Joins;
 use programmed::Ledger;
 pub use programmed::{Programmed, ProgrammedService};
 pub use question::Question;
@@ -114,6 +116,7 @@ pub struct Driver<S> {
     triggers: Triggers,
     slow_start: SlowStart,
     rollouts: Rollouts,
+    joins: Joins,
     /// Tells whether packets of the node itself to a cluster address are translated; `None`: they are not.
     node_path: Option<Box<dyn FnMut(IpAddr) -> bool + Send>>,
     early: Early,
@@ -149,6 +152,7 @@ impl<S: Store> Driver<S> {
             is_unreadable: false,
             slow_start: SlowStart::new(settings.slow_start),
             rollouts: Rollouts::default(),
+            joins: Joins::new(settings.slow_start),
             node_path: None,
             early,
             ledger: Ledger::default(),
@@ -239,8 +243,8 @@ impl<S: Store> Driver<S> {
 
     /// Returns the time at which a plan changes without an event.
     fn next_plan(&self) -> Option<Instant> {
-        let (grows, ends) = (self.slow_start.wake(), self.rollouts.wake());
-        grows.into_iter().chain(ends).min().map(Instant::from_std)
+        let wakes = [self.slow_start.wake(), self.rollouts.wake(), self.joins.wake()];
+        wakes.into_iter().flatten().min().map(Instant::from_std)
     }
 
     /// Returns the earliest time of the next sync; `now` if there was none.
@@ -352,6 +356,7 @@ impl<S: Store> Driver<S> {
         let planned = Instant::now().into_std();
         self.changed.extend(self.slow_start.begin(planned));
         self.changed.extend(self.rollouts.begin(planned));
+        self.changed.extend(self.joins.begin(planned));
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {
@@ -366,6 +371,7 @@ impl<S: Store> Driver<S> {
                     })
                 };
                 self.rollouts.apply(&name, plan.as_mut(), before, planned, serves_node);
+                self.joins.apply(&name, plan.as_mut(), before, planned);
                 (name, plan)
             })
             .collect();
@@ -404,7 +410,8 @@ impl<S: Store> Driver<S> {
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
         let families = self.failing_families();
         self.tell_problems();
-        let (reconciler, triggers) = (&self.reconciler, &mut self.triggers);
+        let (reconciler, triggers, rebalances) =
+            (&self.reconciler, &mut self.triggers, self.joins.active(planned));
         publish(&self.status, |status| {
             let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
@@ -412,6 +419,7 @@ impl<S: Store> Driver<S> {
             status.slice_changes.pending = 0;
             status.note_failing(&families, now);
             status.needs_nodes = needs_nodes;
+            status.rebalances = rebalances;
             status.sync_duration.observe(duration);
             if full {
                 status.full_sync_duration.observe(duration);

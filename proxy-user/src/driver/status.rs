@@ -120,6 +120,8 @@ pub struct Status {
     pub udp_left: u64,
     /// Endpoints that were marked, since the start, to have their connections reset.
     pub resets: u64,
+    /// Services whose idle connections move to endpoints that joined lately.
+    pub rebalances: usize,
     /// Slots in use, quarantined extents included.
     pub slots: usize,
     /// Use of the tables.

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
@@ -84,6 +85,37 @@ impl Diag {
         Ok(all)
     }
 
+    /// Returns the established TCP connections on which nothing was sent or received for this long, everything that was sent is
+    /// acknowledged, everything that was received is read, and data was received after the last that was sent: no answer is owed.
+    ///
+    /// Error `NotFound`: as for [`Diag::connected`].
+    pub fn idle(&mut self, silent: Duration) -> io::Result<Vec<Connected>> {
+        let mut all = Vec::new();
+        for none in [SocketId::new_v4(), SocketId::new_v6()] {
+            let SockDiagMessage::InetRequest(mut request) =
+                request(Sockets::Tcp.protocol(), StateFlags::ESTABLISHED, none)
+            else {
+                continue;
+            };
+            request.extensions = ExtensionFlags::INFO;
+            for answer in self.0.exchange(SockDiagMessage::InetRequest(request), NLM_F_DUMP)? {
+                if let SockDiagMessage::InetResponse(response) = answer {
+                    let header = response.header;
+                    let is_idle = header.recv_queue == 0
+                        && header.send_queue == 0
+                        && response
+                            .nlas
+                            .iter()
+                            .any(|nla| matches!(nla, Nla::TcpInfo(info) if owes_no_answer(info, silent)));
+                    if is_idle {
+                        all.push(Connected::of(Sockets::Tcp, header.socket_id));
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
     /// Returns the sockets that wait for TCP and UDP clients.
     ///
     /// Error `NotFound`: as for [`Diag::connected`].
@@ -137,6 +169,19 @@ impl Connected {
         Self { which, cookie: cookie(id.cookie), peer: SocketAddr::new(peer, id.destination_port), id }
     }
 }
+
+/// Whether data was received last, and both directions have been silent for this long, by `struct tcp_info` (`linux/tcp.h`).
+fn owes_no_answer(info: &[u8], silent: Duration) -> bool {
+    let word =
+        |at: usize| info.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+    let (Some(sent), Some(received)) = (word(LAST_DATA_SENT), word(LAST_DATA_RECV)) else { return false };
+    received <= sent && u128::from(received) >= silent.as_millis()
+}
+
+/// Offset of `tcpi_last_data_sent`, in milliseconds ago.
+const LAST_DATA_SENT: usize = 44;
+/// Offset of `tcpi_last_data_recv`, in milliseconds ago.
+const LAST_DATA_RECV: usize = 52;
 
 /// Returns the cookie from its two words, of which the lower one is first (`sock_diag_save_cookie`).
 fn cookie(bytes: [u8; 8]) -> u64 {
@@ -198,6 +243,32 @@ mod tests {
             assert_eq!(client.send(b"x").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
             assert_eq!(diag.destroy(&found).unwrap_err().kind(), io::ErrorKind::NotFound);
         }
+    }
+
+    #[test]
+    fn connection_that_owes_an_answer_is_not_idle() {
+        use std::io::{Read as _, Write as _};
+        use std::net::{TcpListener, TcpStream};
+        use std::thread::sleep;
+
+        const SILENT: Duration = Duration::from_millis(100);
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = server.accept().unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+        let is_idle =
+            || Diag::open().unwrap().idle(SILENT).unwrap().iter().any(|socket| socket.cookie == cookie);
+        client.write_all(b"request").unwrap();
+        peer.read_exact(&mut [0; 7]).unwrap();
+        sleep(3 * SILENT);
+        assert!(!is_idle(), "the server has not answered");
+        peer.write_all(b"answer").unwrap();
+        sleep(3 * SILENT);
+        assert!(!is_idle(), "the client has not read the answer");
+        client.read_exact(&mut [0; 6]).unwrap();
+        assert!(is_idle());
+        client.write_all(b"request").unwrap();
+        assert!(!is_idle(), "the next request is sent");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod sample;
 mod sync;
 mod xdp;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -113,6 +114,8 @@ pub struct Metrics {
     ended_sockets: Family<FamilyLabel, Counter>,
     reset_sockets: Family<FamilyLabel, Counter>,
     marked_flows: Counter,
+    moved_sockets: Family<FamilyLabel, Counter>,
+    moved_flows: Counter,
     failed_sweeps: Counter,
     xdp: Arc<XdpDevices>,
     /// Recent faults of the programs.
@@ -136,11 +139,13 @@ impl Metrics {
         registry.register("ballast_build", "Version of the agent", Info::new(build));
         let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
         let reset_sockets: Family<FamilyLabel, Counter> = Family::default();
+        let moved_sockets: Family<FamilyLabel, Counter> = Family::default();
         for family in [IpFamily::V4, IpFamily::V6] {
             // The counters exist from the start with zero, so that the first event is a change.
             let label = FamilyLabel { ip_family: family.to_string() };
             drop(ended_sockets.get_or_create(&label));
             drop(reset_sockets.get_or_create(&label));
+            drop(moved_sockets.get_or_create(&label));
         }
         let help = "Connected UDP sockets that were closed because their endpoint was removed";
         registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
@@ -149,6 +154,11 @@ impl Metrics {
         let marked_flows = Counter::default();
         let help = "Flows marked to be reset at their next segment because their endpoint was removed (removal policy `reset`)";
         registry.register("ballast_flows_reset", help, marked_flows.clone());
+        let help = "Idle TCP sockets that were closed so that they connect to endpoints that joined (annotation `ballast.io/rebalance`)";
+        registry.register("ballast_tcp_sockets_rebalanced", help, Family::clone(&moved_sockets));
+        let moved_flows = Counter::default();
+        let help = "Idle flows marked to be reset at their next request, so that they connect to endpoints that joined (annotation `ballast.io/rebalance`)";
+        registry.register("ballast_flows_rebalanced", help, moved_flows.clone());
         let failed_sweeps = Counter::default();
         let help = "Failed sweeps for sockets of removed endpoints; failed sweeps are retried";
         registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
@@ -166,6 +176,8 @@ impl Metrics {
             ended_sockets,
             reset_sockets,
             marked_flows,
+            moved_sockets,
+            moved_flows,
             failed_sweeps,
             xdp,
             recent,
@@ -254,6 +266,14 @@ impl Metrics {
     /// Counts TCP sockets of the family whose connections were reset.
     pub fn reset_sockets(&self, family: IpFamily, count: u64) {
         self.reset_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
+    }
+
+    /// Counts connections that were reset to move to endpoints that joined.
+    pub fn moved(&self, sockets: &BTreeMap<IpFamily, u64>, flows: u64) {
+        for (family, count) in sockets {
+            self.moved_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(*count);
+        }
+        self.moved_flows.inc_by(flows);
     }
 
     /// Counts flows that will be reset at their next segment.

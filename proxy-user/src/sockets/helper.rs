@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use super::rebalance::{Mover, keep_moving};
 use super::{Iterators, Reach, Sweeper, Swept, keep_sweeping, lock_of};
 use crate::host::lock;
 use crate::maps::view::{View, ViewError};
@@ -19,6 +20,8 @@ use crate::programs::{self, CurrentMaps};
 const PERIOD: Duration = Duration::from_millis(500);
 /// Sweeps without a known reason: an endpoint may come and go between two reads, and a socket may have met it.
 const SWEEP_PERIOD: Duration = Duration::from_secs(30);
+/// Pause between two searches for Services that endpoints joined: a search reads all frontends.
+const REBALANCE_PERIOD: Duration = Duration::from_secs(5);
 /// Pause between two searches for maps that do not exist yet.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -62,9 +65,14 @@ pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
             }
         }
     };
+    let current = maps.clone();
+    let iterators = Iterators::new(move |which| current.socket_iterator(which));
+    // The agent moves the flows of the packet path.
+    let mover = Mover::new(view.clone(), iterators, Reach::All, false);
     tracing::info!(bpffs = %bpffs.display(), "closing connected sockets whose endpoint is removed");
     tokio::select! {
         () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, tell) => Ok(()),
+        () = keep_moving(mover, REBALANCE_PERIOD, || Some(true), |_| ()) => Ok(()),
         ended = follow(&maps, &view, known, &left) => ended,
     }
 }

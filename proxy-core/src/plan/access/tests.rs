@@ -26,6 +26,7 @@ fn service(ranges: Option<&[&str]>) -> Service {
         no_sockets: false,
         passes_when_empty: false,
         removal: crate::model::RemovalPolicy::Drain,
+        rebalances: false,
         weights: Weights::default(),
         health_check_node_port: 0,
         created: 0,

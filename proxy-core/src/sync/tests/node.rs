@@ -111,6 +111,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         ejects: false,
         no_sockets: false,
         changing: Changing::No,
+        rebalances: false,
         reset_after: None,
         source_ranges: ranges
             .iter()

@@ -13,6 +13,7 @@ mod hits;
 mod icmp;
 mod identity;
 mod ipsec;
+mod moved;
 mod quotes;
 mod refused;
 mod reuse;

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use proxy_common::select::Algorithm;
+
 use crate::api::objects;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_core::model::net::IpFamily;
@@ -20,10 +22,11 @@ use super::{
 /// The prefix of Ballast's annotations.
 const ANNOTATION_PREFIX: &str = "ballast.io/";
 /// The known annotations of Services.
-pub(super) const ANNOTATIONS: [&str; 8] = [
+pub(super) const ANNOTATIONS: [&str; 9] = [
     spread::ANNOTATION_ALGORITHM,
     spread::ANNOTATION_EJECTION,
     spread::ANNOTATION_FORWARDING,
+    spread::ANNOTATION_REBALANCE,
     spread::ANNOTATION_SOCKET_LB,
     spread::ANNOTATION_FAILOVER,
     spread::ANNOTATION_WEIGHTS,
@@ -62,6 +65,12 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
     let passes_when_empty = spread::passes_when_empty(metadata, is_local, problems);
     let removal = removal::policy(metadata, problems);
+    let keeps = match algorithm {
+        _ if spec.session_affinity.as_deref() == Some("ClientIP") => Some("spec.sessionAffinity ClientIP"),
+        Some(Algorithm::SourceHash | Algorithm::DestinationHash) => Some("this algorithm"),
+        _ => None,
+    };
+    let rebalances = spread::rebalances(metadata, keeps, problems);
     unknown_annotations(metadata, &ANNOTATIONS, problems);
     let kind = kind(spec.type_.as_deref(), problems);
     let ingress = match kind {
@@ -95,6 +104,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
         no_sockets,
         passes_when_empty,
         removal,
+        rebalances,
         weights,
         health_check_node_port: optional_port(
             "spec.healthCheckNodePort",

@@ -14,6 +14,9 @@ pub const ANNOTATION_EJECTION: &str = "ballast.io/ejection";
 /// The weights of endpoints, in a Service or an `EndpointSlice`.
 pub const ANNOTATION_WEIGHTS: &str = "ballast.io/weights";
 
+/// Whether idle connections move to endpoints that join.
+pub const ANNOTATION_REBALANCE: &str = "ballast.io/rebalance";
+
 /// Whether the sockets of pods are translated when they connect.
 pub const ANNOTATION_SOCKET_LB: &str = "ballast.io/socket-lb";
 
@@ -84,6 +87,30 @@ pub fn ejection(metadata: &ObjectMeta, problems: &mut Problems) -> Option<bool> 
                 &format_args!("`{text}` is neither `on` nor `off`; until then the default applies"),
             );
             None
+        }
+    }
+}
+
+/// Whether idle connections of a Service move to endpoints that join. `keeps`: why a client stays with its endpoint in any case.
+pub fn rebalances(metadata: &ObjectMeta, keeps: Option<&str>, problems: &mut Problems) -> bool {
+    match annotation(metadata, ANNOTATION_REBALANCE).map(str::trim) {
+        None | Some("off") => false,
+        Some("on") => {
+            if let Some(keeps) = keeps {
+                let message =
+                    format_args!("it has no effect: with {keeps}, clients stay with their endpoints");
+                problems.add(field(ANNOTATION_REBALANCE), &message);
+            }
+            keeps.is_none()
+        }
+        Some(text) => {
+            problems.add(
+                field(ANNOTATION_REBALANCE),
+                &format_args!(
+                    "`{text}` is neither `on` nor `off`; until then, connections stay with their endpoints"
+                ),
+            );
+            false
         }
     }
 }

@@ -73,6 +73,15 @@ fn annotations_say_how_connections_are_spread() {
     let sockets = ["host-only", "all", "off"].map(|text| of(json!({"ballast.io/socket-lb": text})));
     let seen = sockets.map(|service| (service.no_sockets, service.problems.len()));
     assert_eq!(seen, [(true, 0), (false, 0), (false, 1)]);
+    let moves = [
+        json!({"ballast.io/rebalance": "on"}),
+        json!({"ballast.io/rebalance": "off"}),
+        json!({"ballast.io/rebalance": "true"}),
+        json!({"ballast.io/rebalance": "on", "ballast.io/algorithm": "sh"}),
+        json!({"ballast.io/rebalance": "on", "ballast.io/algorithm": "mh"}),
+    ];
+    let moves = moves.map(of).map(|service| (service.rebalances, service.problems.len()));
+    assert_eq!(moves, [(true, 0), (false, 0), (false, 1), (false, 1), (true, 0)]);
     // The policy of this Service is Cluster.
     let failovers = ["passthrough", "forward"].map(|text| of(json!({"ballast.io/external-failover": text})));
     assert!(failovers.iter().all(|service| !service.passes_when_empty));

@@ -47,14 +47,14 @@ flags_of! {
         #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on", value_parser = choice::<Ejection>())]
         ejection: Ejection,
         /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, external-failover, forwarding-mode,
-        /// removal-policy, socket-lb and weights; or all, or none. With external-failover, nodes send packets of clients outside on,
-        /// untranslated. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and accept packets that
+        /// rebalance, removal-policy, socket-lb and weights; or all, or none. With external-failover, nodes send packets of clients
+        /// outside on, untranslated. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and accept packets that
         /// they encapsulate.
         #[arg(
             long,
             env = "BALLAST_TENANT_ANNOTATIONS",
             value_name = "LIST",
-            default_value = "algorithm,ejection,removal-policy,socket-lb,weights"
+            default_value = "algorithm,ejection,rebalance,removal-policy,socket-lb,weights"
         )]
         tenant_annotations: Annotations,
         /// Time in which the share of a new endpoint grows from a tenth of its weight to its weight; not with sh, dh and mh.

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 mod early;
 mod health;
+mod joins;
 mod memory;
 mod rollouts;
 mod slow_start;

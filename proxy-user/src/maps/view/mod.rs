@@ -1,8 +1,8 @@
 //! Reads the pinned maps, in any process that may open them: the command line, the metrics, a script.
 //!
 //! A [`View`] needs no agent. It opens each pin anew for each question, so that it sees what the programs see. It only
-//! reads, except for [`View::listen`], [`View::recount`], [`View::correct`], [`View::mark_flows`] and
-//! [`View::delete_flows`]. The programs and the agent continue meanwhile: each row is correct by itself, and rows that
+//! reads, except for [`View::listen`], [`View::recount`], [`View::correct`], [`View::mark_flows`], [`View::move_flows`]
+//! and [`View::delete_flows`]. The programs and the agent continue meanwhile: each row is correct by itself, and rows that
 //! belong together are checked against each other where possible (a backend contains the id of its Service).
 
 mod delete;
@@ -15,6 +15,7 @@ mod health;
 mod latency;
 mod listen;
 mod load;
+mod moves;
 mod pin;
 mod removal;
 mod ring;
@@ -53,6 +54,7 @@ pub(super) use flows::{not_before, now};
 pub use latency::Example;
 pub use listen::Listener;
 pub use load::Counted;
+pub use moves::{FlowId, MovableFlow, RebalancedPort};
 pub use rows::{
     BackendRow, BackendState, FrontendRow, FrontendRowKind, FrontendRowScope, NameRow, Transport,
     UnmanagedRow,

@@ -11,8 +11,8 @@ use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_RESET, BackendEntry};
 use proxy_common::conntrack::is_closed;
 use proxy_common::flow::{
-    FlowEntry, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, bits_of, generation_of, holds_flow,
-    tunnel_of, with_bits,
+    FlowEntry, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, STATE_WATCH, bits_of, generation_of,
+    holds_flow, tunnel_of, with_bits,
 };
 use proxy_common::map_names as map;
 use proxy_common::{Address, PROTO_TCP};
@@ -51,7 +51,9 @@ impl View {
                 && bits & (STATE_DIRECT | STATE_RESET) == 0
                 && !came_encapsulated
                 && rows.get(&flow.backend_id).is_some_and(|row| is_of(&flow, row));
-            marked += u64::from(is_meant && mark(word, flow.state));
+            // The watch has ended: with it, the mark would have another meaning once the endpoint serves again.
+            let reset = |bits: u32| Some(bits & !STATE_WATCH | STATE_RESET);
+            marked += u64::from(is_meant && mark(word, flow.state, reset));
         }
         Ok(marked)
     }
@@ -94,7 +96,7 @@ impl View {
     }
 
     /// Returns the rows whose state `is_meant` accepts, by id.
-    fn rows<A: Address>(
+    pub(super) fn rows<A: Address>(
         &self,
         backends: &'static str,
         is_meant: impl Fn(u8) -> bool,
@@ -122,20 +124,21 @@ where
 }
 
 /// Whether a flow goes to the endpoint of a row: the id may belong to another endpoint by now.
-fn is_of<A: Address>(flow: &FlowEntry<A>, row: &BackendEntry<A>) -> bool {
+pub(super) fn is_of<A: Address>(flow: &FlowEntry<A>, row: &BackendEntry<A>) -> bool {
     flow.service == row.service && flow.backend == row.addr && flow.backend_port == row.port
 }
 
-/// Marks the flow that has the generation of `seen`; returns whether it did. It does not mark a claimed entry, which is
-/// being filled or freed.
-fn mark(word: &AtomicU64, seen: u64) -> bool {
+/// Marks the flow that has the generation of `seen`: changes its bits to those that `change` returns, unless it has a mark already.
+/// Returns whether it did. It does not mark a claimed entry, which is being filled or freed.
+pub(super) fn mark(word: &AtomicU64, seen: u64, change: impl Fn(u32) -> Option<u32>) -> bool {
     for _ in 0..TRIES {
         let state = word.load(Ordering::SeqCst);
         let bits = bits_of(state);
         if generation_of(state) != generation_of(seen) || !holds_flow(state) || bits & STATE_RESET != 0 {
             return false;
         }
-        let marked = with_bits(state, bits | STATE_RESET);
+        let Some(marked) = change(bits) else { return false };
+        let marked = with_bits(state, marked);
         if word.compare_exchange(state, marked, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return true;
         }
@@ -153,11 +156,12 @@ mod tests {
     fn only_the_flow_that_was_meant_is_marked_and_only_once() {
         let state = 7 << 32 | u64::from(STATE_USED);
         let word = AtomicU64::new(state);
-        assert!(!mark(&word, 6 << 32), "another flow has the entry by now");
-        assert!(mark(&word, state));
+        let reset = |bits: u32| Some(bits | STATE_RESET);
+        assert!(!mark(&word, 6 << 32, reset), "another flow has the entry by now");
+        assert!(mark(&word, state, reset));
         assert_eq!(word.load(Ordering::SeqCst), state | u64::from(STATE_RESET));
-        assert!(!mark(&word, state), "it is marked");
+        assert!(!mark(&word, state, reset), "it is marked");
         let claimed = AtomicU64::new(state | u64::from(STATE_CLAIMED));
-        assert!(!mark(&claimed, state), "a CPU owns it");
+        assert!(!mark(&claimed, state, reset), "a CPU owns it");
     }
 }

@@ -43,6 +43,7 @@ mod page;
 mod page_cluster;
 mod path_mtu;
 mod ping;
+mod rebalance;
 mod removal;
 mod repair;
 mod restart;
@@ -114,6 +115,7 @@ pub fn all() -> Vec<Case> {
         masquerade::CASES,
         busy::CASES,
         rollout::CASES,
+        rebalance::CASES,
         socket_lb::CASES,
         shared_port::CASES,
         removal::CASES,

@@ -1,0 +1,254 @@
+//! Which idle connections move to endpoints that have joined a Service (annotation `ballast.io/rebalance`).
+//!
+//! A connection moves by a reset: its client connects again, and the algorithm of the Service selects the endpoint, mostly at
+//! random. So about half of the connections that left the old endpoints return to them, and further ones follow, until the
+//! shares are even. Each connection that was open when the endpoints had joined is reset at most once, whatever happens then: an
+//! endpoint that refuses, or a client that opens more connections, cannot make the resets go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proxy_common::select::Algorithm;
+
+use crate::model::Service;
+
+/// The most connections of a Service port that are reset in a second, as a part of all.
+const PER_SECOND: f64 = 0.05;
+/// An endpoint keeps its connections if it has at most this part more than its share.
+const TOLERANCE: f64 = 0.05;
+
+/// Whether a client that connects again may get another endpoint: not with session affinity, nor if its address, or that of the
+/// Service, alone selects the endpoint.
+pub fn may_move(service: &Service) -> bool {
+    let algorithm = service.algorithm.unwrap_or_default();
+    service.affinity_secs == 0 && !matches!(algorithm, Algorithm::SourceHash | Algorithm::DestinationHash)
+}
+
+/// The connections of one Service port, as one process sees them, that may still move. `I` identifies a connection.
+#[derive(Debug)]
+pub struct Moves<I> {
+    /// Those that were open when the endpoints had joined, without those that were reset.
+    open: BTreeSet<I>,
+    /// How many may be reset now.
+    tokens: f64,
+    /// How many may leave each endpoint in this round.
+    surplus: BTreeMap<u32, u64>,
+    random: u64,
+}
+
+impl<I: Ord> Moves<I> {
+    /// Begins with the connections that are open. `seed` makes rounding differ between nodes.
+    pub fn new(open: impl IntoIterator<Item = I>, seed: u64) -> Self {
+        let mut new =
+            Self { open: open.into_iter().collect(), tokens: 0.0, surplus: BTreeMap::new(), random: seed };
+        // Nodes with few connections would all reset one in the same second.
+        new.tokens = new.next_random();
+        new
+    }
+
+    /// Begins a round. `shares`: the endpoints that get new connections, each with its share; `counts`: the number of
+    /// connections of each; `elapsed`: time since the last round. Returns whether any connection may move.
+    pub fn begin_round(
+        &mut self,
+        shares: &BTreeMap<u32, u32>,
+        counts: &BTreeMap<u32, u64>,
+        elapsed: Duration,
+    ) -> bool {
+        let count = |id: &u32| counts.get(id).copied().unwrap_or(0) as f64;
+        let total: f64 = shares.keys().map(count).sum();
+        let whole: f64 = shares.values().map(|share| f64::from(*share)).sum();
+        self.tokens =
+            (self.tokens + total * PER_SECOND * elapsed.as_secs_f64()).min((total * PER_SECOND).max(1.0));
+        self.surplus.clear();
+        for (id, share) in shares {
+            let expected = total * f64::from(*share) / whole.max(1.0);
+            let more = count(id) - expected;
+            if more > TOLERANCE * expected {
+                // A node with few connections must not round its part of the cluster's surplus away.
+                let rounded = more.floor() + f64::from(u8::from(self.next_random() < more.fract()));
+                #[expect(clippy::cast_sign_loss, reason = "it is above a number that is not negative")]
+                self.surplus.insert(*id, rounded as u64);
+            }
+        }
+        self.tokens >= 1.0 && !self.open.is_empty() && self.surplus.values().any(|count| *count > 0)
+    }
+
+    /// Whether a connection may move in this round, if it is idle.
+    pub fn is_candidate(&self, connection: &I, endpoint: u32) -> bool {
+        self.tokens >= 1.0
+            && self.surplus.get(&endpoint).is_some_and(|count| *count > 0)
+            && self.open.contains(connection)
+    }
+
+    /// Takes an idle connection; returns whether it is to be reset.
+    pub fn take(&mut self, connection: &I, endpoint: u32) -> bool {
+        if !self.is_candidate(connection, endpoint) {
+            return false;
+        }
+        self.open.remove(connection);
+        self.tokens -= 1.0;
+        if let Some(count) = self.surplus.get_mut(&endpoint) {
+            *count -= 1;
+        }
+        true
+    }
+
+    /// Returns a random number from 0 to 1 (splitmix64).
+    fn next_random(&mut self) -> f64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) as f64 / u64::MAX as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// Clients with one connection each, on several nodes, whose endpoints are selected at random by weight.
+    struct Simulation {
+        /// The connections of each node: number and endpoint.
+        nodes: Vec<BTreeMap<u64, u32>>,
+        shares: BTreeMap<u32, u32>,
+        random: Moves<u64>,
+        last: u64,
+        resets: BTreeMap<u64, u32>,
+    }
+
+    impl Simulation {
+        fn new(nodes: usize, clients: usize, endpoints: &[u32]) -> Self {
+            let shares = (1..).zip(endpoints.iter().copied()).collect();
+            let mut new = Self {
+                nodes: vec![BTreeMap::new(); nodes],
+                shares,
+                random: Moves::new([], 7),
+                last: 0,
+                resets: BTreeMap::new(),
+            };
+            for client in 0..clients {
+                new.connect(client % nodes);
+            }
+            new
+        }
+
+        fn connect(&mut self, node: usize) {
+            let whole: u32 = self.shares.values().sum();
+            let mut at = (self.random.next_random() * f64::from(whole)) as u32;
+            let (mut shares, mut chosen) = (self.shares.iter(), 1);
+            while let Some((id, share)) = shares.next() {
+                chosen = *id;
+                if at < *share {
+                    break;
+                }
+                at -= share;
+            }
+            self.last += 1;
+            self.nodes[node].insert(self.last, chosen);
+        }
+
+        fn counts(node: &BTreeMap<u64, u32>) -> BTreeMap<u32, u64> {
+            let mut counts = BTreeMap::new();
+            node.values().for_each(|id| *counts.entry(*id).or_default() += 1);
+            counts
+        }
+
+        /// Runs this many rounds of a second, in each of which one of three connections is busy; returns the most resets of a
+        /// round.
+        fn run(&mut self, seconds: u32) -> usize {
+            let mut moves: Vec<_> = (0..)
+                .zip(&self.nodes)
+                .map(|(seed, node)| Moves::new(node.keys().copied(), seed * 1_000))
+                .collect();
+            let mut most = 0;
+            for _ in 0..seconds {
+                let mut resets = 0;
+                for (node, moves) in moves.iter_mut().enumerate() {
+                    let connections = self.nodes[node].clone();
+                    moves.begin_round(&self.shares, &Self::counts(&connections), Duration::from_secs(1));
+                    for (connection, endpoint) in connections {
+                        let is_idle = self.random.next_random() > 0.33;
+                        if is_idle && moves.take(&connection, endpoint) {
+                            self.nodes[node].remove(&connection);
+                            *self.resets.entry(connection).or_default() += 1;
+                            self.connect(node);
+                            resets += 1;
+                        }
+                    }
+                }
+                most = most.max(resets);
+            }
+            most
+        }
+
+        /// Returns the highest number of connections in relation to the endpoint's share.
+        fn imbalance(&self) -> f64 {
+            let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+            for (id, count) in self.nodes.iter().flat_map(Self::counts) {
+                *counts.entry(id).or_default() += count;
+            }
+            let (total, whole) =
+                (counts.values().sum::<u64>() as f64, self.shares.values().sum::<u32>() as f64);
+            let of = |(id, share): (&u32, &u32)| {
+                counts.get(id).copied().unwrap_or(0) as f64 * whole / (total * f64::from(*share))
+            };
+            self.shares.iter().map(of).fold(0.0, f64::max)
+        }
+    }
+
+    #[rstest]
+    #[case::one_node(1, &[1; 3], &[1; 6])]
+    #[case::ten_nodes(10, &[1; 3], &[1; 6])]
+    #[case::three_connections_on_each_node(1000, &[1; 3], &[1; 6])]
+    #[case::weights(4, &[1, 2, 1], &[1, 2, 1, 2, 1, 1])]
+    #[case::one_joins_five(4, &[1; 5], &[1; 6])]
+    fn shares_are_even_a_minute_after_a_scale_out(
+        #[case] nodes: usize,
+        #[case] before: &[u32],
+        #[case] after: &[u32],
+    ) {
+        let mut simulation = Simulation::new(nodes, 3_000, before);
+        simulation.shares = (1..).zip(after.iter().copied()).collect();
+        assert!(simulation.imbalance() > 1.15, "{}", simulation.imbalance());
+        // Of a minute, some seconds pass until the endpoints have joined.
+        let most = simulation.run(50);
+        assert!(simulation.imbalance() <= 1.15, "{}", simulation.imbalance());
+        assert!(simulation.resets.values().all(|count| *count == 1), "a connection was reset twice");
+        assert!(most <= 150.max(nodes), "{most} resets in a second");
+    }
+
+    #[test]
+    fn even_shares_move_no_connection() {
+        let mut simulation = Simulation::new(1, 3_000, &[1; 6]);
+        let before = simulation.imbalance();
+        simulation.run(120);
+        assert!(simulation.resets.len() < 100, "{before}: {} resets", simulation.resets.len());
+    }
+
+    #[test]
+    fn connections_opened_later_or_to_removed_endpoints_stay() {
+        let mut moves = Moves::new([1, 2], 1);
+        let (shares, counts) = ([(7, 1), (8, 1)].into(), [(7, 100), (9, 1)].into());
+        assert!(moves.begin_round(&shares, &counts, Duration::from_secs(1)));
+        assert!(!moves.take(&3, 7), "it was opened later");
+        assert!(!moves.take(&2, 9), "its endpoint was removed");
+        assert!(moves.take(&1, 7) && !moves.take(&1, 7));
+        assert!(moves.take(&2, 7));
+        assert!(!moves.begin_round(&shares, &counts, Duration::from_secs(1)), "none is left");
+    }
+
+    #[test]
+    fn clients_that_keep_their_endpoint_do_not_move() {
+        let of = |affinity_secs, algorithm| {
+            let name = crate::model::ServiceName::new("default", "web");
+            may_move(&Service { affinity_secs, algorithm, ..Service::new(name) })
+        };
+        assert!(of(0, None) && of(0, Some(Algorithm::Maglev)) && of(0, Some(Algorithm::LeastConnections)));
+        assert!(
+            !of(10, None) && !of(0, Some(Algorithm::SourceHash)) && !of(0, Some(Algorithm::DestinationHash))
+        );
+    }
+}

@@ -1,0 +1,66 @@
+//! Connections that move to other endpoints of their Service.
+
+use super::*;
+
+fn moves<F: Net>() {
+    const ACK: Shape = Shape { flags: 0x10, ..SYN };
+    const END: Shape = Shape { flags: 0x14, ..DATA };
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+    let sent = |shape| run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, shape));
+    let becomes = |shape, expected| {
+        let (verdict, skb) = sent(shape);
+        assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, backend, expected)));
+    };
+    becomes(DATA, DATA);
+    maps.move_flows();
+    // An answer that is still owed arrives, and the client acknowledges it.
+    let (verdict, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, DATA));
+    assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(frontend, client, DATA)));
+    becomes(ACK, ACK);
+    // The next request ends the connection at the endpoint, and its retransmission that at the client.
+    becomes(DATA, END);
+    assert_eq!(maps.count_of(Reason::Rebalanced), 0);
+    for count in 1..=2 {
+        let (verdict, skb) = sent(DATA);
+        assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(POD))));
+        let start = build::ETHERNET + F::HEADER;
+        assert_eq!(skb.wire()[start + 12..start + 14], [0x50, 4], "a RST");
+        assert_eq!(maps.count_of(Reason::Rebalanced), count);
+    }
+    assert_eq!(maps.count_of(Reason::EndpointLeft), 0);
+    // The client connects again from the same port.
+    becomes(SYN, SYN);
+}
+
+#[test]
+fn request_on_a_moving_connection_resets_both_ends() {
+    moves::<V4>();
+    moves::<V6>();
+}
+
+fn unfinished<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+    maps.move_flows();
+    let data = packet::<F>(client, frontend, DATA);
+    let start = build::ETHERNET + F::HEADER;
+    let mut partial = data.clone();
+    let pseudo = F::pseudo(&client.0, &frontend.0, PROTO_TCP, data.len() - start);
+    partial[start + 16..start + 18].copy_from_slice(&(!build::checksum(&[&pseudo])).to_be_bytes());
+    let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, &partial, |skb| {
+        skb.checksum = ChecksumState::Partial { start, offset: 16 };
+    });
+    assert_eq!(verdict, NEXT);
+    assert_eq!(skb.wire(), packet::<F>(client, backend, Shape { flags: 0x14, ..DATA }));
+}
+
+#[test]
+fn unfinished_checksum_of_a_moving_request_is_finished_by_the_kernel() {
+    unfinished::<V4>();
+    unfinished::<V6>();
+}
