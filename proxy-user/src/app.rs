@@ -27,6 +27,7 @@ use crate::host::follow::Follower;
 use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::host::node_path::NodePath;
+use crate::http::gate::Gate;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::{Claimed, View};
 use crate::maps::{KernelStore, forget};
@@ -174,6 +175,7 @@ async fn serve(
     };
     let flows = Box::new(View::open(&config.bpffs)?);
     let (ask, questions) = mpsc::channel(1);
+    let gate = Gate::new(config.network.gate_service.as_ref().map(|service| service.0.clone()), ask.clone());
     let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
     let mut node_path = NodePath::default();
     let driver = driver
@@ -217,7 +219,7 @@ async fn serve(
     }
     let metrics = Arc::new(metrics);
     let answers =
-        answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
+        answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone(), gate)?;
     tasks.spawn_fallible(async move { Ok(answers.await?) });
     metrics.recent.set_standing("environment", unknown_variables());
     let reported = Arc::clone(&metrics);
@@ -392,6 +394,7 @@ fn answer(
     programmed: Programmed,
     metrics: Arc<Metrics>,
     notices: mpsc::Sender<Notice>,
+    gate: Gate,
 ) -> anyhow::Result<impl Future<Output = Result<(), http::ListenError>> + use<>> {
     let addresses = http::Addresses {
         health: config.healthz_bind_address,
@@ -415,6 +418,7 @@ fn answer(
         patience: 2 * config.sync_period,
         notices,
         node_name: config.node_name.clone(),
+        gate,
         config: Arc::new(settings),
     };
     Ok(http::serve(addresses, state))

@@ -32,6 +32,7 @@ pub mod config;
 pub mod connections;
 pub mod docs;
 pub mod driver;
+pub mod gate;
 pub mod host;
 pub mod http;
 pub mod kubectl;

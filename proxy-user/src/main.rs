@@ -9,6 +9,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 use proxy_user::cli::args::bpffs::BpffsArgs;
 use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
+use proxy_user::cli::args::gate::GateArgs;
 use proxy_user::cli::args::kube_proxy::as_spelled_here;
 use proxy_user::cli::args::kubectl::KubectlArgs;
 use proxy_user::cli::args::observe::MonitorArgs;
@@ -24,7 +25,7 @@ use proxy_user::config::otlp::Telemetry;
 use proxy_user::config::{Options, RunConfig};
 use proxy_user::kubectl::{self, KubectlError, Outcome};
 use proxy_user::otlp::{Exporter, Layer};
-use proxy_user::{app, host, programs, telemetry, top};
+use proxy_user::{app, gate, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Lets glibc resolve names by files and DNS only. A static program loads the other modules of the host's nsswitch.conf together
@@ -115,6 +116,7 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
         Command::Run(args) => return start(*args, origins),
         Command::Cleanup(args) => return cleanup(&args),
         Command::EndUdpSockets(args) => return end_udp_sockets(&args),
+        Command::Gate(args) => return gate(&args),
         Command::Monitor(args) => return monitor(&args, ask),
         Command::Status(args) => {
             let CommandOutput { text, well } = show::status(&args)?;
@@ -194,6 +196,13 @@ fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("BALLAST_LOG").ok();
     telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
     app::end_udp_sockets(&args.maps.bpffs)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn gate(args: &GateArgs) -> anyhow::Result<ExitCode> {
+    let filter = std::env::var("BALLAST_LOG").ok();
+    telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
+    gate::run(args)?;
     Ok(ExitCode::SUCCESS)
 }
 

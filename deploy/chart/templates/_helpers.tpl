@@ -119,6 +119,7 @@ port: {{ include "ballast.port" (list .Values.config.healthzBindAddress 10256) }
   "EJECTION" .Values.ejection
   "TENANT_ANNOTATIONS" (join "," .Values.tenantAnnotations | default "none")
   "SLOW_START" .Values.slowStart
+  "GATE_SERVICE" (ternary (printf "%s/%s-agents" .Release.Namespace (include "ballast.name" .)) "" .Values.gate)
   "PAGE" .Values.page
   "LOG_LEVEL" .Values.logLevel
   "ALGORITHM" .Values.algorithm

@@ -7,6 +7,7 @@ mod choices;
 pub mod common;
 pub mod end_udp_sockets;
 pub(in crate::cli) mod examples;
+pub mod gate;
 pub mod inspect;
 pub mod kube_proxy;
 pub mod kubectl;
@@ -129,6 +130,9 @@ pub enum Command {
     Takeover(takeover::TakeoverArgs),
     /// Close connected UDP sockets in pods after their endpoint was removed. Runs next to an agent without the capabilities for that.
     EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
+    /// In a pod: set a readiness gate of the pod once every node has programmed it, and hold its end until no node sends it new
+    /// connections.
+    Gate(gate::GateArgs),
     /// Remove Ballast's programs, maps and pins from the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use ipnet::IpNet;
 use proxy_common::config::SNAT_PORTS;
@@ -10,6 +11,7 @@ use serde::{Serialize, Serializer};
 use super::error::ConfigError;
 use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
+use proxy_core::model::ServiceName;
 use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
 /// Addresses, devices, and how pods of this node are recognized. The fields are the flags with these names.
@@ -50,6 +52,35 @@ pub struct Network {
     /// Whether a load balancer's address admits no client of an address family for which `loadBalancerSourceRanges` has
     /// no range.
     pub source_ranges_strict: bool,
+    /// The Service whose endpoints are the agents of all nodes.
+    pub gate_service: Option<GateService>,
+}
+
+/// The value of `--gate-service`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GateService(pub ServiceName);
+
+/// The text is no name of a Service.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not a Service: give NAMESPACE/NAME")]
+pub struct NoService(String);
+
+impl FromStr for GateService {
+    type Err = NoService;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text
+            .split_once('/')
+            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty() && !name.contains('/'));
+        let (namespace, name) = parts.ok_or_else(|| NoService(text.to_owned()))?;
+        Ok(Self(ServiceName::new(namespace, name)))
+    }
+}
+
+impl Serialize for GateService {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
 }
 
 /// Returns the checked settings; `address` is the value of `--bind-address`, `masquerade_mark` that of kube-proxy's

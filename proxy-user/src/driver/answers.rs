@@ -27,6 +27,12 @@ impl<S: Store> Driver<S> {
             Question::Expected(after, count, reply) => {
                 let _ = reply.send(self.expected(after.as_ref(), count));
             }
+            Question::Pod(name, addresses, reply) => {
+                let _ = reply.send(self.pod(&name, &addresses));
+            }
+            Question::Endpoints(name, reply) => {
+                let _ = reply.send(self.endpoints(&name));
+            }
             Question::Repair(reply) => {
                 let names = self.cluster.services().map(|service| service.name.clone());
                 let names: Vec<_> = names.collect();

@@ -20,6 +20,7 @@ mod answers;
 mod audits;
 mod dsr_use;
 mod early;
+mod gate;
 mod histogram;
 mod joins;
 mod programmed;
@@ -31,6 +32,7 @@ mod status;
 mod triggers;
 
 use dsr_use::DsrUse;
+pub use gate::PodState;
 pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
 use joins::Joins;
 use programmed::Ledger;

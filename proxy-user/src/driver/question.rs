@@ -1,9 +1,11 @@
-//! Questions of an audit to the driver, which alone knows the desired content of the maps.
+//! Questions of an audit, and of pods, to the driver, which alone knows the desired content of the maps.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use tokio::sync::oneshot;
 
+use super::gate::PodState;
 use proxy_core::model::{Key, Object, ServiceName};
 use proxy_core::sync::Expected;
 
@@ -22,6 +24,10 @@ pub enum Question {
     /// What should the maps hold for the next Services after this one, up to this number? The answer also has the name of
     /// the last Service.
     Expected(Option<ServiceName>, usize, Reply<(Expected, Option<ServiceName>)>),
+    /// What is the state of the pod with these addresses as an endpoint of this Service?
+    Pod(ServiceName, Vec<IpAddr>, Reply<PodState>),
+    /// Which endpoints does this Service have?
+    Endpoints(ServiceName, Reply<Vec<SocketAddr>>),
     /// Compares all entries of the maps with the mirror at once, repairs them, plans all Services again, and writes them.
     Repair(Reply<()>),
 }

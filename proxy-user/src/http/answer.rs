@@ -8,6 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{Mutex, mpsc, watch};
 
+use super::gate::Gate;
 use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
 use crate::page::Agent;
@@ -33,6 +34,8 @@ pub struct State {
     pub metrics: Arc<Metrics>,
     /// The settings in effect, by component.
     pub config: Arc<serde_json::Value>,
+    /// What pods may ask.
+    pub gate: Gate,
     /// The page of the metrics server, if it is enabled.
     pub page: Option<Agent>,
 }

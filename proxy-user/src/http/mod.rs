@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
 //! | | `/readyz` | `ok`, or 503 until the listed objects are in the maps, and while socket programs or those of an uplink cannot be attached; kube-proxy has none |
+//! | | `/gate/...` | whether nodes have programmed a pod; see [`gate`]; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
@@ -22,6 +23,7 @@
 //! `bindAddressHardFail`, the agent exits.
 
 mod answer;
+pub mod gate;
 pub mod health;
 mod listen;
 mod programmed;
@@ -112,6 +114,8 @@ pub fn health_router(state: State) -> Router {
         .route("/healthz", any(healthz))
         .route("/livez", any(livez))
         .route("/readyz", get(readyz))
+        .route("/gate/node/{namespace}/{name}", get(gate::node))
+        .route("/gate/nodes/{namespace}/{name}", get(gate::nodes))
         .with_state(state)
 }
 

@@ -34,6 +34,7 @@ pub(super) fn state(status: Status) -> State {
         notices: mpsc::channel(1).0,
         node_name: "node-a".to_owned(),
         page: None,
+        gate: super::gate::Gate::default(),
     }
 }
 
@@ -66,7 +67,7 @@ async fn request(method: &str, address: SocketAddr, path: &str, headers: &str) -
     (code, head.to_lowercase(), body.to_owned())
 }
 
-async fn start(router: Router) -> SocketAddr {
+pub(super) async fn start(router: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async { axum::serve(listener, router).await });

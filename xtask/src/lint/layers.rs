@@ -8,7 +8,7 @@ use super::paths::Unit;
 use super::source::Finding;
 
 /// The modules of `proxy-user`, and which of them each may use.
-const MODULES: [(&str, &str); 23] = [
+const MODULES: [(&str, &str); 24] = [
     ("docs", ""),
     ("spans", ""),
     ("otlp", "spans"),
@@ -28,13 +28,14 @@ const MODULES: [(&str, &str); 23] = [
     ("config", "host otlp programs"),
     ("cli", "config docs host maps otlp programs"),
     ("kubectl", "api cli docs page"),
+    ("gate", "cli http"),
     ("telemetry", "config otlp spans"),
     ("top", "cli config maps rates"),
     (
         "app",
         "api audit cli config connections host http maps metrics otlp page programs sockets source spans driver telemetry",
     ),
-    ("main", "app cli config host kubectl otlp programs telemetry top"),
+    ("main", "app cli config gate host kubectl otlp programs telemetry top"),
 ];
 
 /// Crates that only some modules may use, so that the others stay testable without them.
@@ -43,18 +44,18 @@ const RESTRICTED: [(&str, &str); 14] = [
     ("aya", "maps programs"),
     ("aya_log", "programs"),
     ("aya_obj", "maps programs"),
-    ("axum", "http kubectl page"),
+    ("axum", "gate http kubectl page"),
     ("clap", "cli kubectl main"),
     ("hyper", "api http kubectl otlp"),
-    ("k8s_openapi", "api kubectl source"),
-    ("kube", "api app kubectl otlp source"),
+    ("k8s_openapi", "api gate kubectl source"),
+    ("kube", "api app gate kubectl otlp source"),
     ("notify", "source"),
     ("netlink_packet_sock_diag", "host"),
     ("ratatui", "top"),
     ("rtnetlink", "host programs"),
     (
         "tokio",
-        "api app audit connections host http kubectl main metrics otlp page programs sockets source driver",
+        "api app audit connections gate host http kubectl main metrics otlp page programs sockets source driver",
     ),
 ];
 

@@ -144,6 +144,13 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
             ("Wait for old connections at most 10 minutes", "ballast takeover --wait 10m"),
         ],
     ),
+    (
+        "gate",
+        &[
+            ("In a sidecar", "ballast gate --service web"),
+            ("In an init container", "ballast gate --service web --once"),
+        ],
+    ),
     ("end-udp-sockets", &[("Beside the agent", "ballast end-udp-sockets")]),
     (
         "cleanup",

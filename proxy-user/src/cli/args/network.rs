@@ -5,7 +5,7 @@ use super::mirror::flags_of;
 use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
 
-use crate::config::network::Network;
+use crate::config::network::{GateService, Network};
 use crate::config::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
 
@@ -96,5 +96,9 @@ flags_of! {
         /// that family. Without this flag every client is allowed, as with kube-proxy.
         #[arg(long, env = "BALLAST_SOURCE_RANGES_STRICT", value_parser = FalseyValueParser::new())]
         source_ranges_strict: bool,
+        /// The Service whose endpoints are the agents of all nodes, as NAMESPACE/NAME. With it, agents answer pods that wait until
+        /// every node has programmed them (`ballast gate`).
+        #[arg(long, env = "BALLAST_GATE_SERVICE", value_name = "SERVICE")]
+        gate_service: Option<GateService>,
     }
 }

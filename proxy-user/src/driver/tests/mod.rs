@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 mod early;
+mod gate;
 mod health;
 mod joins;
 mod memory;
@@ -115,6 +116,14 @@ impl Running {
         Self::run(Shared::new(), DriverSettings::default(), |driver| {
             driver.with_node_path(Box::new(is_translated))
         })
+    }
+
+    fn with_questions(
+        tables: Shared,
+        settings: DriverSettings,
+        questions: mpsc::Receiver<super::Question>,
+    ) -> Self {
+        Self::run(tables, settings, |driver| driver.with_questions(questions))
     }
 
     fn run(

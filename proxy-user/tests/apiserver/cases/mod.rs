@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod deployment;
+mod gate;
 mod live;
 mod many;
 mod outage;
@@ -50,6 +51,7 @@ pub const CASES: &[Case] = &[
     Case { name: "servers::a_relay_that_stops_is_noticed", run: servers::a_relay_stops_forwarding },
     Case { name: "servers::frozen_server_does_not_revert_the_maps", run: servers::a_server_freezes },
     Case { name: "programmed_follows_the_api_server", run: programmed::follows_the_api_server },
+    Case { name: "gate_opens_for_a_known_pod_and_holds_its_end", run: gate::opens_and_holds },
     Case { name: "a_thousand_services", run: many::a_thousand_services },
     Case { name: audit::REPAIRS, run: audit::repairs },
 ];

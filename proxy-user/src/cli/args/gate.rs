@@ -1,0 +1,59 @@
+//! `ballast gate`.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::choices::choice;
+use crate::config::value::{LogFormat, LogLevel};
+
+/// `ballast gate`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct GateArgs {
+    /// A Service that selects the pod, in the pod's namespace; can be given several times.
+    #[arg(long, required = true, env = "BALLAST_SERVICE", value_name = "NAME", value_delimiter = ',')]
+    pub service: Vec<String>,
+    /// The readiness gate: the type of the pod's condition.
+    #[arg(long, env = "BALLAST_CONDITION", value_name = "TYPE", default_value = "ballast.io/programmed")]
+    pub condition: String,
+    /// Exit once the condition is set: for an init container. Without it, the command continues and answers at --listen: for a
+    /// sidecar.
+    #[arg(long)]
+    pub once: bool,
+    /// Where the preStop hooks of the pod's other containers ask, at the path /removed. The answer comes once no node sends new
+    /// connections to the pod.
+    #[arg(
+        long,
+        env = "BALLAST_LISTEN",
+        value_name = "ADDRESS",
+        default_value = "[::]:10266",
+        conflicts_with = "once"
+    )]
+    pub listen: SocketAddr,
+    /// Address of the node, where the agent answers (`status.hostIP`).
+    #[arg(long, env = "HOST_IP", value_name = "IP")]
+    pub host: IpAddr,
+    /// Port of the agent's health server.
+    #[arg(long, env = "BALLAST_AGENT_PORT", value_name = "PORT", default_value_t = 10_256)]
+    pub agent_port: u16,
+    /// Namespace of the pod (`metadata.namespace`).
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
+    pub namespace: String,
+    /// Name of the pod (`metadata.name`).
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub pod: String,
+    /// Addresses of the pod (`status.podIPs`).
+    #[arg(long, env = "POD_IPS", value_name = "IP", required = true, value_delimiter = ',')]
+    pub addresses: Vec<IpAddr>,
+    /// Format of log lines.
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = choice::<LogFormat>())]
+    pub log_format: LogFormat,
+    /// Log level: error, warn, info, debug, trace, or a klog number.
+    #[arg(
+        short = 'v',
+        long,
+        alias = "v",
+        env = "BALLAST_LOG_LEVEL",
+        value_name = "LEVEL",
+        default_value = "info"
+    )]
+    pub log_level: LogLevel,
+}
