@@ -27,7 +27,7 @@ use crate::host::follow::Follower;
 use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::host::node_path::NodePath;
-use crate::http::gate::Gate;
+use crate::http::gate_state::Gate;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::{Claimed, View};
 use crate::maps::{KernelStore, forget};

@@ -10,6 +10,7 @@ use super::{
 };
 
 /// A Service that has an address: never headless, never an ExternalName.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its name.

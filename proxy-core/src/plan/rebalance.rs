@@ -54,7 +54,7 @@ impl<I: Ord> Moves<I> {
         counts: &BTreeMap<u32, u64>,
         elapsed: Duration,
     ) -> bool {
-        let count = |id: &u32| counts.get(id).copied().unwrap_or(0) as f64;
+        let count = |id: &u32| exact(counts.get(id).copied().unwrap_or(0));
         let total: f64 = shares.keys().map(count).sum();
         let whole: f64 = shares.values().map(|share| f64::from(*share)).sum();
         self.tokens =
@@ -99,8 +99,13 @@ impl<I: Ord> Moves<I> {
         let mut mixed = self.random;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) as f64 / u64::MAX as f64
+        exact(mixed >> 32) / exact(u64::from(u32::MAX))
     }
+}
+
+/// Returns a count as a number that no rounding changes. No node has more connections.
+fn exact(count: u64) -> f64 {
+    u32::try_from(count).unwrap_or(u32::MAX).into()
 }
 
 #[cfg(test)]
@@ -137,9 +142,10 @@ mod tests {
 
         fn connect(&mut self, node: usize) {
             let whole: u32 = self.shares.values().sum();
+            #[expect(clippy::cast_sign_loss, reason = "it is not negative")]
             let mut at = (self.random.next_random() * f64::from(whole)) as u32;
-            let (mut shares, mut chosen) = (self.shares.iter(), 1);
-            while let Some((id, share)) = shares.next() {
+            let mut chosen = 1;
+            for (id, share) in &self.shares {
                 chosen = *id;
                 if at < *share {
                     break;
@@ -191,9 +197,9 @@ mod tests {
                 *counts.entry(id).or_default() += count;
             }
             let (total, whole) =
-                (counts.values().sum::<u64>() as f64, self.shares.values().sum::<u32>() as f64);
+                (exact(counts.values().sum::<u64>()), f64::from(self.shares.values().sum::<u32>()));
             let of = |(id, share): (&u32, &u32)| {
-                counts.get(id).copied().unwrap_or(0) as f64 * whole / (total * f64::from(*share))
+                exact(counts.get(id).copied().unwrap_or(0)) * whole / (total * f64::from(*share))
             };
             self.shares.iter().map(of).fold(0.0, f64::max)
         }

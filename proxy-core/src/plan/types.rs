@@ -177,6 +177,7 @@ pub enum Changing {
 }
 
 /// The plan of one Service port.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortPlan {
     /// Its frontends.

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{Mutex, mpsc, watch};
 
-use super::gate::Gate;
+use super::gate_state::Gate;
 use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
 use crate::page::Agent;

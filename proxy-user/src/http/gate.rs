@@ -6,7 +6,6 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, Query, State as Extract};
@@ -15,7 +14,6 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -33,30 +31,6 @@ const MOST: u64 = 64 << 10;
 const MOST_ADDRESSES: usize = 4;
 /// The most nodes that an answer names.
 const MOST_NAMED: usize = 10;
-
-/// What the servers need to answer.
-#[derive(Clone, Debug, Default)]
-pub struct Gate {
-    /// The Service of all agents (`--gate-service`).
-    service: Option<ServiceName>,
-    /// The queue of the driver.
-    questions: Option<mpsc::Sender<Question>>,
-    /// One request at a time asks all agents: a client must not multiply its requests.
-    turn: Arc<Mutex<()>>,
-}
-
-impl Gate {
-    /// Answers with the driver's state; `service`: the Service of all agents.
-    pub fn new(service: Option<ServiceName>, questions: mpsc::Sender<Question>) -> Self {
-        Self { service, questions: Some(questions), turn: Arc::default() }
-    }
-
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
-        let (reply, answer) = oneshot::channel();
-        self.questions.as_ref()?.send(question(reply)).await.ok()?;
-        answer.await.ok()
-    }
-}
 
 /// What a pod waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -231,6 +205,9 @@ fn bad() -> Response {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc;
+
+    use super::super::gate_state::Gate;
     use super::super::health_router;
     use super::super::tests::{fetch, start, state};
     use super::*;

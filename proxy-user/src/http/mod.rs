@@ -24,6 +24,7 @@
 
 mod answer;
 pub mod gate;
+pub mod gate_state;
 pub mod health;
 mod listen;
 mod programmed;
