@@ -34,7 +34,7 @@ pub(super) fn state(status: Status) -> State {
         notices: mpsc::channel(1).0,
         node_name: "node-a".to_owned(),
         page: None,
-        gate: super::gate_state::Gate::default(),
+        gate: gate_state::Gate::default(),
     }
 }
 
