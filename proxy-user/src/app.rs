@@ -12,8 +12,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use crate::api::credentials;
-use crate::api::fresh::Relister;
 use crate::audit::{Ask, Audits};
 use crate::cli::origins::{self, Origin};
 use crate::cli::variables;
@@ -44,6 +42,8 @@ use proxy_core::model::notice::Notice;
 use proxy_core::model::problem::chain;
 use proxy_core::model::{ApiServers, Event, NodeView, Watches};
 use proxy_core::plan::PlanSettings;
+use proxy_watch::api::credentials;
+use proxy_watch::api::fresh::Relister;
 
 mod api_access;
 mod attach;

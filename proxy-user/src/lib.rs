@@ -3,12 +3,11 @@
 //! Dependencies go one way, which `cargo xtask lint` checks:
 //!
 //! ```text
-//! api, source -> proxy_core: model -> plan -> sync -> store
+//! proxy_watch -> proxy_core: model -> plan -> sync -> store
 //!                                 programs, host, sockets, http, metrics, config, cli beside them
 //! app puts them together; main parses and runs.
 //! ```
 //!
-//! * [`api`], [`source`]: the two sources of objects (an API server, a folder of manifests).
 //! * [`driver`]: the task that alone owns the cluster state and the maps, and its status for others.
 //! * [`audit`]: compares maps, model and API server, independently of all state that is kept in memory.
 //! * [`maps`]: the BPF maps; the only module that knows how they are written and read.
@@ -20,22 +19,18 @@
 //! * [`config`]: the agent's settings, from flags and from kube-proxy's file.
 //! * [`rates`]: rates per second, from the maps' counters.
 //! * [`page`]: the page at `/` of the metrics server, of one node or of a cluster.
-//! * [`kubectl`]: requests to the agents of all nodes through the API server.
-//! * [`otlp`]: OpenTelemetry's records and spans, and their export; [`spans`]: which of the agent's work is recorded as a span.
+//! * [`otlp`]: OpenTelemetry's records and spans, and their export.
 //! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: the interfaces for people and machines.
 
-pub mod api;
 pub mod app;
 pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod connections;
-pub mod docs;
 pub mod driver;
 pub mod gate;
 pub mod host;
 pub mod http;
-pub mod kubectl;
 pub mod maps;
 pub mod metrics;
 pub mod otlp;
@@ -43,7 +38,5 @@ pub mod page;
 pub mod programs;
 pub mod rates;
 pub mod sockets;
-pub mod source;
-pub mod spans;
 pub mod telemetry;
 pub mod top;

@@ -1,19 +1,19 @@
 //! `ballast`: parses the command line, runs the command, and reports errors.
 
 use std::io::{ErrorKind, Write, stdout};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
-use proxy_user::cli::args::bpffs::BpffsArgs;
-use proxy_user::cli::args::change::SysdumpArgs;
+use proxy_cli::args::bpffs::BpffsArgs;
+use proxy_cli::args::change::{CleanupArgs, SysdumpArgs};
+use proxy_cli::args::observe::MonitorArgs;
+use proxy_cli::program;
+use proxy_user::cli::args::RunArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
 use proxy_user::cli::args::gate::GateArgs;
 use proxy_user::cli::args::kube_proxy::as_spelled_here;
-use proxy_user::cli::args::kubectl::KubectlArgs;
-use proxy_user::cli::args::observe::MonitorArgs;
-use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::export_conntrack::ConntrackExport;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
@@ -23,36 +23,19 @@ use proxy_user::cli::{
 };
 use proxy_user::config::otlp::Telemetry;
 use proxy_user::config::{Options, RunConfig};
-use proxy_user::kubectl::{self, KubectlError, Outcome};
 use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, gate, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Lets glibc resolve names by files and DNS only. A static program loads the other modules of the host's nsswitch.conf together
-/// with the host's glibc, and crashes if that is another version than its own.
-#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
-fn set_up_resolver() {
-    unsafe extern "C" {
-        /// `nss.h`: replaces the line of a database in nsswitch.conf; returns 0.
-        fn __nss_configure_lookup(
-            database: *const std::ffi::c_char,
-            services: *const std::ffi::c_char,
-        ) -> std::ffi::c_int;
-    }
-    // SAFETY: both are C strings, which glibc copies; no other thread runs yet.
-    unsafe { __nss_configure_lookup(c"hosts".as_ptr(), c"files dns".as_ptr()) };
-}
-
 fn main() -> ExitCode {
-    #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
-    set_up_resolver();
+    program::set_up_resolver();
     app::supervisor::end_on_panic();
-    let result = match own_name().as_deref() {
-        Some("kubectl-ballast" | "kubectl_ballast") => plugin(&KubectlArgs::parse()),
-        Some("kubectl_complete-ballast") => complete_plugin(),
-        _ => ballast(),
-    };
-    match result {
+    match program::own_name().as_deref() {
+        Some("kubectl-ballast" | "kubectl_ballast") => return program::run(),
+        Some(program::COMPLETES) => return program::complete(),
+        _ => {}
+    }
+    match ballast() {
         Ok(code) => code,
         Err(error) => {
             // The whole chain on one line, for people and for log collectors; many errors contain the text of their cause.
@@ -66,30 +49,6 @@ fn main() -> ExitCode {
 fn ballast() -> anyhow::Result<ExitCode> {
     complete::answer();
     run(parse())
-}
-
-/// Returns the name under which the program was started; kubectl has names for its plugins.
-fn own_name() -> Option<String> {
-    let path = std::env::args_os().next().map(PathBuf::from)?;
-    Some(path.file_stem()?.to_str()?.to_owned())
-}
-
-fn complete_plugin() -> anyhow::Result<ExitCode> {
-    print(&complete::for_kubectl(std::env::args_os().skip(1)).context("cannot complete the command line")?)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
-    match kubectl::run(args, &mut stdout(), &mut std::io::stderr()) {
-        // It is not a failure if the reader closes the pipe early (`| head`).
-        Err(KubectlError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(error.into()),
-        Ok(Outcome { stdout, stderr, is_well }) => {
-            print(&stdout)?;
-            write!(std::io::stderr(), "{stderr}").context("cannot write to standard error")?;
-            Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-    }
 }
 
 /// Returns the command, and the origins of the agent's settings if the command is `run`.

@@ -24,9 +24,9 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::value::{LogFormat, LogLevel};
 use crate::otlp::Layer;
-use crate::spans;
+use proxy_cli::value::{LogFormat, LogLevel};
+use proxy_core::spans;
 
 /// The environment variable that overrides `--log-level`.
 pub const VARIABLE: &str = "BALLAST_LOG";
@@ -34,8 +34,9 @@ pub const VARIABLE: &str = "BALLAST_LOG";
 /// The name of our crates in log lines, and in log filters of users.
 const PUBLIC_TARGET: &str = "ballast";
 /// The names of our crates for the compiler.
-const CRATES: [&str; 4] = ["proxy_user", "proxy_core", "proxy_common", "proxy_ebpf"];
-/// Libraries that log at each attempt what [`crate::api::watch_health`] logs once.
+const CRATES: [&str; 6] =
+    ["proxy_user", "proxy_cli", "proxy_watch", "proxy_core", "proxy_common", "proxy_ebpf"];
+/// Libraries that log at each attempt what [`proxy_watch::api::watch_health`] logs once.
 const REPEATERS: [&str; 2] = ["kube_client::client", "kube_runtime::watcher"];
 
 /// Why logging could not be set up.

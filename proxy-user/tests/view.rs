@@ -17,9 +17,10 @@ use proxy_common::conntrack::{ASSURED, FIN_CLIENT, SEEN_REPLY};
 use proxy_common::flow::{FlowEntry, STATE_CLAIMED, STATE_USED};
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
+use proxy_core::model::FlowState;
 use proxy_user::driver::Status;
 use proxy_user::maps::segments;
-use proxy_user::maps::view::{BackendState, FlowState, View};
+use proxy_user::maps::view::{BackendState, View};
 use proxy_user::metrics::{Format, Metrics};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{

@@ -73,13 +73,17 @@ pub fn name(value: &impl clap::ValueEnum) -> String {
 /// Finds or installs what cargo needs to build for another architecture.
 pub fn prepare(arch: Arch) -> Result<()> {
     let (compiler, package) = arch.compiler();
+    prepare_target(arch.target(), compiler, &[package, arch.library()])
+}
+
+/// Finds or installs the C compiler for a target, which is in these packages of Debian, and Rust's standard library.
+pub fn prepare_target(target: &str, compiler: &str, packages: &[&str]) -> Result<()> {
     if exec::which(compiler).is_none() {
         if !apt::exists() {
-            bail!("no {compiler} here; please install {package} and {} (Debian's names)", arch.library());
+            bail!("no {compiler} here; please install {} (Debian's names)", packages.join(" and "));
         }
-        apt::install(&[package, arch.library()])?;
+        apt::install(packages)?;
     }
-    let target = arch.target();
     let sysroot = Cmd::new("rustc").args(["--print", "sysroot"]).read()?;
     let library = format!("{}/lib/rustlib/{target}/lib", sysroot.trim());
     if fs::exists(&library).unwrap_or(false) {

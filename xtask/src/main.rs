@@ -26,6 +26,7 @@ mod lint;
 mod log;
 mod object;
 mod package;
+mod plugin;
 mod release;
 mod scale;
 mod setup;

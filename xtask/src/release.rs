@@ -1,13 +1,15 @@
 //! `cargo xtask release`: builds all files of a release, with their checksums.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::chart::Helm;
 use crate::cross::Arch;
 use crate::exec::Cmd;
+use crate::image::binary::PLUGIN;
+use crate::plugin::{self, Plugin};
 use crate::workspace::{Workspace, docs, docs_of, repository};
 use crate::{cargotools, image, log, package};
 
@@ -33,7 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
-    let mut programs = Vec::new();
+    let mut plugins = Vec::new();
     for arch in [Arch::X86, Arch::Arm] {
         let args = image::Args { target: arch, ..image::Args::into_folder(folder.clone(), false) };
         let made = image::make(&workspace, &args)?;
@@ -43,14 +45,16 @@ pub fn run(args: &Args) -> Result<()> {
         fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
         package::make(&workspace, arch, &made.binary, Some(&folder))?;
         log::line(format_args!("{} {} {}", made.reference, arch.debian(), made.id));
-        programs.push((arch, made.binary));
+        plugins.push(Plugin::new("linux", arch.debian(), made.binary.with_file_name(PLUGIN)));
     }
     chart(&workspace, &folder)?;
     let changes =
         fs::read_to_string(workspace.root().join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
     let notes = notes(&changes, env!("CARGO_PKG_VERSION"), docs().as_deref())?;
     fs::write(folder.join(NOTES), notes).context("cannot write the notes")?;
-    krew(&workspace, &folder, &programs)?;
+    plugins.push(plugin::windows(&workspace)?);
+    plugins.extend(plugin::of_mac(&workspace));
+    plugin::write(&workspace, &folder, &plugins)?;
     for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {
         let path = file.context("cannot list the units")?.path();
         let name = path.file_name().context("a unit without a name")?;
@@ -116,43 +120,6 @@ fn notes(changes: &str, version: &str, docs: Option<&str>) -> Result<String> {
     Ok(docs.map_or_else(|| text.to_owned(), |docs| text.replace("](docs/", &format!("]({docs}/"))) + "\n")
 }
 
-/// Writes the plugin of kubectl: an archive for each architecture with the program as `kubectl-ballast`, and krew's manifest,
-/// which names the archives.
-fn krew(workspace: &Workspace, folder: &Path, programs: &[(Arch, PathBuf)]) -> Result<()> {
-    let version = env!("CARGO_PKG_VERSION");
-    let repository = repository().unwrap_or_else(|| "OWNER/REPOSITORY".to_owned());
-    let template = workspace.root().join("deploy/krew/ballast.yaml");
-    let text = fs::read_to_string(&template).context("cannot read krew's manifest")?;
-    let mut text: String =
-        text.lines().filter(|line| !line.starts_with('#')).fold(String::new(), |all, line| all + line + "\n");
-    for (from, to) in [("VERSION", version), ("REPOSITORY", repository.as_str())] {
-        text = text.replace(from, to);
-    }
-    for (arch, binary) in programs {
-        let sum = plugin(folder, *arch, binary)?;
-        text = text.replace(&format!("SHA256_{}", arch.debian()), &sum);
-    }
-    fs::write(folder.join("kubectl-ballast.yaml"), text).context("cannot write krew's manifest")
-}
-
-/// Writes the archive of an architecture, and returns its checksum.
-fn plugin(folder: &Path, arch: Arch, binary: &Path) -> Result<String> {
-    let version = env!("CARGO_PKG_VERSION");
-    let archive = folder.join(format!("kubectl-ballast-{version}-linux-{}.tar.gz", arch.debian()));
-    let (home, name) = (binary.parent().context("no folder")?, binary.file_name().context("no name")?);
-    // With these options, the same program gives an archive with the same bytes.
-    Cmd::new("tar")
-        .args(["--create", "--use-compress-program=gzip -n", "--mtime=@0", "--owner=0", "--group=0"])
-        .args(["--numeric-owner", "--mode=0755", "--transform=s,.*,kubectl-ballast,", "--file"])
-        .arg(&archive)
-        .arg("--directory")
-        .arg(home)
-        .arg(name)
-        .run()?;
-    let sum = Cmd::new("sha256sum").arg(&archive).read()?;
-    sum.split_whitespace().next().map(str::to_owned).context("no checksum")
-}
-
 /// Writes the checksums of all files in a folder, and returns them.
 fn sums(folder: &Path) -> Result<String> {
     let mut names = crate::host::names_in(folder);
@@ -166,34 +133,6 @@ fn sums(folder: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn krews_manifest_names_each_archive_and_its_checksum() {
-        let dir = tempfile::tempdir().unwrap();
-        let programs = [Arch::X86, Arch::Arm].map(|arch| {
-            let binary = dir.path().join(arch.debian()).join("ballast");
-            fs::create_dir(binary.parent().unwrap()).unwrap();
-            fs::write(&binary, arch.debian()).unwrap();
-            (arch, binary)
-        });
-        krew(&Workspace::find().unwrap(), dir.path(), &programs).unwrap();
-        let text = fs::read_to_string(dir.path().join("kubectl-ballast.yaml")).unwrap();
-        let fields = |name: &'static str| text.lines().filter_map(move |line| line.trim().strip_prefix(name));
-        assert!(!text.contains("SHA256") && !text.contains("VERSION"), "{text}");
-        let (mut sums, mut bins) = (fields("sha256: "), fields("bin: "));
-        for ((arch, _), uri) in programs.iter().zip(fields("uri: ")) {
-            assert!(uri.ends_with(&format!("-linux-{}.tar.gz", arch.debian())), "{text}");
-            let archive = dir.path().join(uri.rsplit('/').next().unwrap());
-            let sum = Cmd::new("sha256sum").arg(&archive).read().unwrap();
-            assert!(sum.starts_with(sums.next().unwrap()), "{sum}: {text}");
-            let content = Cmd::new("tar").arg("-xOf").arg(&archive).arg(bins.next().unwrap()).read().unwrap();
-            assert_eq!(content, arch.debian());
-            let first = fs::read(&archive).unwrap();
-            krew(&Workspace::find().unwrap(), dir.path(), &programs).unwrap();
-            assert_eq!(first, fs::read(&archive).unwrap(), "another run gives another archive");
-        }
-        assert!(sums.next().is_none());
-    }
 
     #[test]
     fn published_chart_has_the_published_image_and_links_to_the_documentation() {

@@ -9,6 +9,7 @@ pub mod api_servers;
 pub mod cluster;
 pub mod endpoint;
 pub mod event;
+pub mod flow_state;
 pub mod forwarding;
 pub mod host;
 pub mod name;
@@ -30,6 +31,7 @@ pub use api_servers::{ApiServers, WatchFailure, Watches};
 pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use event::{Event, Key, Listing, Object, ObjectKind};
+pub use flow_state::FlowState;
 pub use forwarding::ForwardingMode;
 pub use host::{
     DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView, IPVS_DEVICE, IpsecPolicy, PROXY_DEVICES,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
 use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_common::select::source_port;
-use proxy_user::maps::view::FlowState;
+use proxy_core::model::FlowState;
 use proxy_user::programs::Capacities;
 
 use crate::harness::{Family, Hook};

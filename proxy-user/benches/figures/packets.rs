@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use aya::{TestRun, TestRunOptions, TestRunResult};
-use proxy_user::maps::view::FlowState;
+use proxy_core::model::FlowState;
 use proxy_user::programs::Capacities;
 
 use crate::harness::{Family, Harness, Hook, Service, context_of};

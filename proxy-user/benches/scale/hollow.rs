@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use proxy_core::model::NodeView;
 use proxy_core::store::{Capacity, MemoryStore};
-use proxy_user::api::{client, watch};
 use proxy_user::driver::{Driver, DriverSettings};
+use proxy_watch::api::{client, watch};
 use tokio::sync::mpsc;
 
 use crate::Options;

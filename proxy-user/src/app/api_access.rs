@@ -8,18 +8,18 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::api::client::{ConnectError, Options, connect};
-use crate::api::connect::is_tls;
-use crate::api::fresh::Relister;
-use crate::api::lookup;
-use crate::cli::args::check::CheckArgs;
-use crate::cli::args::list::ApiArgs;
 use crate::cli::check::facts::ApiAccess;
 use crate::cli::show::AskApi;
+use proxy_cli::args::check::CheckArgs;
+use proxy_cli::args::list::ApiArgs;
 use proxy_core::model::ApiServers;
 use proxy_core::model::lookup::{Places, PodFacts};
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_core::model::problem::chain;
+use proxy_watch::api::client::{ConnectError, Options, connect};
+use proxy_watch::api::connect::is_tls;
+use proxy_watch::api::fresh::Relister;
+use proxy_watch::api::lookup;
 
 /// An API server that does not answer within this time is away.
 const PATIENCE: Duration = Duration::from_secs(5);

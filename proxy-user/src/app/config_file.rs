@@ -9,8 +9,8 @@ use anyhow::bail;
 use tokio::time::{sleep, timeout};
 
 use crate::config::{Options, RunConfig};
-use crate::source::file_watch::FileWatch;
 use proxy_core::model::problem::chain;
+use proxy_watch::source::file_watch::FileWatch;
 
 /// How often the file is read without a notification.
 const POLL: Duration = Duration::from_secs(5);

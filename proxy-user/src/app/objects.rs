@@ -7,13 +7,13 @@ use futures::future::{BoxFuture, OptionFuture};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::api;
-use crate::api::client::Connection;
 use crate::config::RunConfig;
 use crate::config::run::Cluster;
-use crate::source::folder::{self, Role};
 use proxy_core::model::notice::Notice;
 use proxy_core::model::{ApiServers, Event, Watches};
+use proxy_watch::api;
+use proxy_watch::api::client::Connection;
+use proxy_watch::source::folder::{self, Role};
 
 /// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
 /// the cluster, if there is one. `problems` gets the problems of the folder, and `watches` those of watches. The connection is for other requests to the

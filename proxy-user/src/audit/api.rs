@@ -3,8 +3,8 @@
 use futures::{Stream, TryStreamExt};
 
 use super::sources::{AuditError, Lists};
-use crate::api::fresh::Relister;
 use proxy_core::model::{Key, Object};
+use proxy_watch::api::fresh::Relister;
 
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> AuditError {
     AuditError::List(Box::new(error))

@@ -25,8 +25,8 @@ use tracing::{Instrument as _, info_span};
 pub use sources::{Ask, AuditError, Frontends, GRACE, Lists};
 
 use crate::driver::Status;
-use crate::spans;
 use proxy_core::model::Key;
+use proxy_core::spans;
 use proxy_core::store::FrontendKey;
 
 /// The most names in a log line.

@@ -1,30 +1,18 @@
 //! The command line. Parsing has no side effects; the doc comments of this module are the help texts.
 
-pub mod bpffs;
-pub mod change;
-pub mod check;
 mod choices;
-pub mod common;
 pub mod end_udp_sockets;
-pub(in crate::cli) mod examples;
 pub mod gate;
-pub mod inspect;
 pub mod kube_proxy;
-pub mod kubectl;
-pub mod list;
 mod mirror;
 pub mod network;
-pub mod observe;
-pub mod on_nodes;
 mod options;
 pub mod otlp;
 pub mod page;
 pub mod paths;
-pub mod programmed;
 pub mod sizes;
 pub mod takeover;
 pub mod timeouts;
-pub mod top;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -33,15 +21,16 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand};
 
-pub use self::change::CleanupArgs;
-pub use self::common::{AgentArgs, ReaderArgs};
-pub use self::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
 use choices::choice;
+use proxy_cli::args::change::CleanupArgs;
+use proxy_cli::args::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
+use proxy_cli::args::{change, check, examples, inspect, observe, programmed, top};
 
 use crate::cli::candidates;
-use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
+use crate::config::devices::device_pattern;
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;
+use proxy_cli::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 
 /// Replaces kube-proxy: sends the traffic of Kubernetes Services to their endpoints with eBPF.
 ///
@@ -185,7 +174,7 @@ pub struct RunArgs {
         env = "BALLAST_DEVICES",
         value_name = "GLOB",
         value_delimiter = ',',
-        value_parser = value::device_pattern,
+        value_parser = device_pattern,
         add = candidates::devices(),
         help_heading = "Node"
     )]
@@ -320,4 +309,67 @@ pub struct RunArgs {
     /// Flags of kube-proxy that Ballast does not have.
     #[command(flatten)]
     pub kube_proxy: kube_proxy::KubeProxyFlags,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory as _, Parser as _};
+
+    use super::Args;
+    use proxy_cli::args::examples::EXAMPLES;
+    use proxy_cli::args::kubectl::KubectlArgs;
+
+    #[test]
+    fn every_command_has_examples_and_each_of_them_is_accepted() {
+        fn collect(command: &Command, path: &str, found: &mut Vec<String>) {
+            for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+                let path = format!("{path} {}", one.get_name());
+                let help = one.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Examples:"), "{path}");
+                found.push(path.trim().to_owned());
+                collect(one, &path, found);
+            }
+        }
+        let mut found = Vec::new();
+        collect(&Args::command(), "", &mut found);
+        collect(&KubectlArgs::command(), "kubectl ballast", &mut found);
+        for (path, examples) in EXAMPLES {
+            assert!(found.iter().any(|one| one == path), "there is no command {path}");
+            for (what, words) in *examples {
+                let error = match words.strip_prefix("kubectl ") {
+                    Some(words) => KubectlArgs::try_parse_from(words.split(' ')).err(),
+                    None => Args::try_parse_from(words.split(' ')).err(),
+                };
+                assert!(error.is_none(), "{what}: {words}: {}", error.unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn words_count_in_any_case() {
+        for words in [
+            "flow list --state ESTABLISHED --protocol TCP -o JSON",
+            "monitor --kind Reject --reason NO_ENDPOINT",
+            "top --screen Drops --sort BYTES",
+            "run --xdp AUTO --log-format Json",
+        ] {
+            let all = ["ballast"].into_iter().chain(words.split(' '));
+            assert!(Args::try_parse_from(all).is_ok(), "{words}");
+        }
+        for words in ["status -o JSON", "monitor --kind NEW -o Otlp", "flow list --state ESTABLISHED -o WIDE"]
+        {
+            let all = ["kubectl-ballast"].into_iter().chain(words.split(' '));
+            assert!(KubectlArgs::try_parse_from(all).is_ok(), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_agents_own_flags_come_before_those_of_kube_proxy() {
+        let mut command = Args::command();
+        let help = command.find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("no {text}"));
+        assert!(at("--manifests") < at("--config <FILE>"));
+        assert!(at("--sync-period") < at("--proxy-mode"));
+        assert!(at("--proxy-mode") < at("Other flags of kube-proxy"));
+    }
 }

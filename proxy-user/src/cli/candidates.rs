@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
-use proxy_common::map_names;
 
 use crate::maps::view::{NameRow, View};
 
@@ -22,29 +21,12 @@ pub(in crate::cli) fn namespaces() -> ArgValueCandidates {
     ArgValueCandidates::new(|| candidates(|name| [name.namespace.clone()]))
 }
 
-/// Completes the name of a map.
-pub(in crate::cli) fn maps() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        map_names::ALL.iter().chain(map_names::OPTIONAL).map(CompletionCandidate::new).collect()
-    })
-}
-
-/// Completes a client of `ballast explain`; pods have no names in the maps.
-pub(in crate::cli) fn clients() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| ["host", "pod", "pod/"].map(CompletionCandidate::new).into())
-}
-
 /// Completes a network device.
 pub(in crate::cli) fn devices() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let devices = crate::host::devices::list().unwrap_or_default();
         devices.into_iter().map(|device| CompletionCandidate::new(device.name)).collect()
     })
-}
-
-/// Completes one of these words.
-pub(in crate::cli) fn words(names: Vec<String>) -> ArgValueCandidates {
-    ArgValueCandidates::new(move || names.iter().map(CompletionCandidate::new).collect())
 }
 
 fn candidates<const N: usize>(texts: impl Fn(&NameRow) -> [String; N]) -> Vec<CompletionCandidate> {

@@ -2,7 +2,6 @@
 //!
 //! The completion script of a shell runs this program with the variable [`VARIABLE`] set.
 
-use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
@@ -11,10 +10,13 @@ use clap_complete::CompleteEnv;
 use clap_complete::env::Shells;
 
 use super::args::Args;
-use super::args::inspect::Shell;
-use super::args::kubectl::KubectlArgs;
+use proxy_cli::args::inspect::Shell;
+use proxy_cli::candidates::words;
+use proxy_cli::complete::with_columns;
+use proxy_cli::output::columns;
+
+use super::candidates;
 use super::check::judge::CHECKS;
-use super::{candidates, show};
 
 /// Set by a completion script that asks for candidates.
 const VARIABLE: &str = "_BALLAST_COMPLETE";
@@ -25,47 +27,26 @@ pub fn answer() {
     CompleteEnv::with_factory(command).var(VARIABLE).complete();
 }
 
-/// Returns the command line with the names that only other modules know: settings, checks, and columns of lists.
+/// Returns the command line with the names that only other modules know: settings, checks, columns of lists, and names in the maps.
 fn command() -> Command {
     let all = Args::command();
     let run = all.find_subcommand("run").into_iter().flat_map(Command::get_arguments);
     let settings: Vec<String> = run.filter_map(Arg::get_long).map(str::to_owned).collect();
     let checks = CHECKS.iter().map(|check| (*check).to_owned()).collect();
     let all = all
-        .mut_subcommand("config", |one| one.mut_arg("names", |arg| arg.add(candidates::words(settings))))
-        .mut_subcommand("check", |one| one.mut_arg("checks", |arg| arg.add(candidates::words(checks))));
-    all.mut_subcommands(|one| with_columns("", one))
+        .mut_subcommand("config", |one| one.mut_arg("names", |arg| arg.add(words(settings))))
+        .mut_subcommand("check", |one| one.mut_arg("checks", |arg| arg.add(words(checks))));
+    with_names(with_columns("", all, &|command| columns(command).to_vec()))
 }
 
-fn with_columns(parent: &str, command: Command) -> Command {
-    let path = format!("{parent} {}", command.get_name());
-    let columns = show::columns(path.trim());
-    let command = if columns.is_empty() || !command.get_arguments().any(|arg| arg.get_id() == "sort_by") {
-        command
-    } else {
-        command.mut_arg("sort_by", |arg| arg.add(candidates::words(columns)))
-    };
-    command.mut_subcommands(|below| with_columns(&path, below))
-}
-
-/// Answers kubectl, which completes a plugin's command line with the program `kubectl_complete-NAME`: one candidate per line, and
-/// the number of a directive of cobra. `words`: those after `kubectl ballast`, of which the last one is incomplete.
-pub fn for_kubectl(words: impl Iterator<Item = OsString>) -> io::Result<String> {
-    /// No names of files.
-    const DIRECTIVE: &str = ":4\n";
-    let words: Vec<_> = std::iter::once(OsString::from("kubectl-ballast")).chain(words).collect();
-    let last = words.len().saturating_sub(1);
-    let mut command = KubectlArgs::command().mut_subcommands(|one| with_columns("", one));
-    let mut answer = String::new();
-    for candidate in clap_complete::engine::complete(&mut command, words, last, None)? {
-        answer.push_str(&candidate.get_value().to_string_lossy());
-        if let Some(help) = candidate.get_help() {
-            let help = help.to_string();
-            answer.extend(["\t", help.lines().next().unwrap_or_default()]);
-        }
-        answer.push('\n');
-    }
-    Ok(answer + DIRECTIVE)
+/// Adds the names that the maps and the node have.
+fn with_names(command: Command) -> Command {
+    let command = command.mut_args(|arg| match arg.get_id().as_str() {
+        "services" | "destination" => arg.add(candidates::services()),
+        "namespace" => arg.add(candidates::namespaces()),
+        _ => arg,
+    });
+    command.mut_subcommands(with_names)
 }
 
 /// Returns the completion script for a shell.
@@ -90,6 +71,8 @@ pub fn manuals(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]
@@ -129,21 +112,6 @@ mod tests {
         ] {
             let found = complete(words);
             assert!(found.iter().any(|one| one == expected), "{words}: {found:?}");
-        }
-    }
-
-    #[test]
-    fn kubectl_gets_candidates_of_the_plugin_and_a_directive() {
-        for (words, expected) in [
-            ("s", "status\t"),
-            ("flow list --state ", "half-open\n"),
-            ("stats --sort-by re", "reply-bytes\n"),
-            ("monitor --reason ", "no_endpoint\t"),
-            ("map dump serv", "services6\n"),
-        ] {
-            let answer = for_kubectl(words.split(' ').map(OsString::from)).unwrap();
-            assert!(answer.split_inclusive('\n').any(|line| line.starts_with(expected)), "{words}: {answer}");
-            assert!(answer.ends_with("\n:4\n"), "{answer}");
         }
     }
 

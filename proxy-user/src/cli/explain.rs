@@ -19,11 +19,11 @@ use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
 use proxy_common::{V4, V6};
 pub use resolve::AskPod;
 
-use super::args::observe::ExplainArgs;
-use super::question::{Client, ClientArg, Destination};
 use super::show::ShowError;
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Rules, Transport, View};
+use proxy_cli::args::observe::ExplainArgs;
+use proxy_cli::question::{Client, ClientArg, Destination};
 use proxy_core::model::net::IpFamily;
 
 /// The result.

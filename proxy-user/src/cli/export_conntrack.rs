@@ -5,10 +5,11 @@ use std::io;
 use std::path::PathBuf;
 
 use proxy_common::PROTO_TCP;
+use proxy_core::model::FlowState;
 
 use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, UnknownTcpDrop};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
-use crate::maps::view::{FlowRow, FlowState, Transport, View, ViewError};
+use crate::maps::view::{FlowRow, Transport, View, ViewError};
 use crate::programs::DetachHooks;
 
 /// Why connections cannot be moved.

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
+use proxy_cli::output::yaml;
+use proxy_cli::selector::{AskLabels, ServiceSelector};
 use proxy_common::event::{
     EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, HOOK_SOCKET,
 };
@@ -14,17 +16,17 @@ use proxy_common::reason::Reason;
 use rustix::net::{self, AddressFamily, SocketType};
 use serde::Serialize;
 
-use super::args::list::Output;
-use super::args::observe::{EventKind, MonitorArgs};
-use super::input::input_end;
-use super::question::Peer;
-use super::selector::{AskLabels, SelectorError, ServiceSelector};
-use super::show::{ServiceIdentity, ShowError, yaml};
+use super::show::{ServiceIdentity, ShowError};
+use crate::cli::selector::SelectInMaps as _;
 use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError, ip_of, monotonic};
 use crate::otlp::Resource;
+use proxy_cli::args::list::Output;
+use proxy_cli::args::observe::{EventKind, MonitorArgs};
+use proxy_cli::output::input_end;
+use proxy_cli::question::Peer;
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::problem::printable;
 
@@ -49,12 +51,6 @@ pub enum MonitorError {
     /// An OpenTelemetry variable is invalid.
     #[error(transparent)]
     Variable(#[from] ConfigError),
-}
-
-impl From<SelectorError> for MonitorError {
-    fn from(error: SelectorError) -> Self {
-        Self::Show(error.into())
-    }
 }
 
 impl From<ViewError> for MonitorError {
@@ -96,7 +92,7 @@ impl EventSelection {
 pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Result<(), MonitorError> {
     let view = View::open(&args.maps.bpffs)?;
     let selection = EventSelection {
-        services: ServiceSelector::new(&args.selector, &view, labels)?,
+        services: ServiceSelector::programmed(&args.selector, &view, labels)?,
         client: args.client,
         pid: args.pid,
         reasons: args.reason.clone(),

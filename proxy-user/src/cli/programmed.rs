@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::SocketAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::args::programmed::ProgrammedArgs;
-use super::selector::{AskLabels, ServiceFilter, ServiceSelector, nearest_services};
-use super::show::{Column, List, Row, ServiceProblems, ShowError, agent_address, ask, parse, write_list};
-use crate::config::value::Listen;
+use super::show::{ServiceProblems, ShowError, agent_address, ask, parse};
+use proxy_cli::args::programmed::ProgrammedArgs;
+use proxy_cli::output::{List, PROGRAMMED, Row, write_list};
+use proxy_cli::programmed::ProgrammedJson;
+use proxy_cli::selector::{AskLabels, ServiceFilter, ServiceSelector, nearest_services};
+use proxy_cli::value::Listen;
 
 /// The answer of the agent for all Services.
 #[derive(Debug, Deserialize)]
@@ -26,46 +28,6 @@ struct All {
 #[derive(Deserialize)]
 struct Refusal {
     error: String,
-}
-
-/// The programmed version of a Service.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct ProgrammedJson {
-    /// Name of its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// `null` for objects from a folder.
-    pub uid: Option<String>,
-    /// `null` for objects from a folder.
-    pub resource_version: Option<String>,
-    /// `null` for objects from a folder.
-    pub generation: Option<i64>,
-    /// Its EndpointSlices.
-    pub endpoint_slices: Vec<SliceJson>,
-    /// In RFC 3339 format.
-    pub programmed_since: String,
-    /// There is no newer version that could not be programmed.
-    pub current: bool,
-    /// Number of addresses and ports to which clients can connect; `null` if the agent is older.
-    pub frontends: Option<usize>,
-    /// Problems of the Service and of its EndpointSlices.
-    pub problems: Vec<String>,
-}
-
-/// The programmed version of an EndpointSlice.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct SliceJson {
-    /// Its name.
-    pub name: String,
-    /// `null` for objects from a folder.
-    pub uid: Option<String>,
-    /// `null` for objects from a folder.
-    pub resource_version: Option<String>,
-    /// `null` for objects from a folder.
-    pub generation: Option<i64>,
 }
 
 /// `ballast programmed`.
@@ -143,12 +105,6 @@ fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
     )))
 }
 
-/// Returns the columns of the list, in lower case.
-pub(in crate::cli) fn columns() -> Vec<String> {
-    let nothing = All { node: String::new(), synced: true, services: Vec::new(), refusal: None };
-    list(&nothing, &ServiceSelector::default()).columns()
-}
-
 /// Returns whether the version is programmed, in words.
 fn current(one: &ProgrammedJson) -> &'static str {
     match one {
@@ -160,16 +116,7 @@ fn current(one: &ProgrammedJson) -> &'static str {
 }
 
 fn list(all: &All, selector: &ServiceSelector) -> List<ProgrammedJson> {
-    let columns = [
-        Column::new("SERVICE").sorted_by("name"),
-        Column::new("VERSION").sorted_by("resourceVersion"),
-        Column::new("CURRENT").sorted_by("current"),
-        Column::new("SLICES").number(),
-        Column::new("SINCE").sorted_by("programmedSince"),
-        Column::new("PROBLEMS").narrow().number(),
-        Column::new("PROBLEMS").wide(),
-    ];
-    let mut list = List::new("services", columns, "No Services are programmed.");
+    let mut list = List::new("services", PROGRAMMED, "No Services are programmed.");
     for one in all.services.iter().filter(|one| selector.is_of(&one.namespace, &one.name)) {
         let name = format!("{}/{}", one.namespace, one.name);
         let cells = vec![
@@ -189,7 +136,7 @@ fn list(all: &All, selector: &ServiceSelector) -> List<ProgrammedJson> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::Output;
+    use proxy_cli::args::list::Output;
 
     fn all() -> All {
         let one = |name: &str, frontends: usize, problems: &[&str]| {

@@ -1,228 +1,28 @@
-//! Selection of Service ports: the same arguments, with the same meaning and errors, for all commands.
+//! Selection of the Service ports in the maps.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::str::FromStr;
 
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proxy_cli::args::list::SelectorArgs;
+use proxy_cli::selector::{AskLabels, SelectorError, ServiceFilter, ServiceSelector, nearest_services};
+use proxy_core::model::nearest::did_you_mean;
 
-use super::args::list::{ApiArgs, NamespaceArgs, SelectorArgs};
-use super::show::unmanaged_note;
-use crate::maps::view::{NameRow, Snapshot, View, ViewError};
-use proxy_core::model::nearest::{did_you_mean, nearest};
+use super::show::{ShowError, unmanaged_note};
+use crate::maps::view::{NameRow, Snapshot, View};
 
-/// Words in front of a name, as in kubectl.
-const KINDS: [&str; 3] = ["service/", "services/", "svc/"];
-/// The namespace of a name without one, as in kubectl.
-pub(in crate::cli) const DEFAULT_NAMESPACE: &str = "default";
-
-/// Asks the API server for the Services with these labels, as namespace and name; the error is a text.
-pub type AskLabels = fn(&ApiArgs, &str) -> Result<BTreeSet<(String, String)>, String>;
-
-/// Why the arguments select nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum SelectorError {
-    /// The text is not a name.
-    #[error(
-        "{0:?} is not the name of a Service: give NAME, NAMESPACE/NAME or svc/NAME, with or without :PORT, like default/redis:6379"
-    )]
-    Form(String),
-    /// The name and the flag `--namespace` give different namespaces.
-    #[error(
-        "{text:?} is not in the namespace {namespace}: remove --namespace, or give the name without namespace"
-    )]
-    Contradiction {
-        /// The text.
-        text: String,
-        /// Value of `--namespace`.
-        namespace: String,
-    },
-    /// No such Service is programmed.
-    #[error(
-        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless Services, and Services without a TCP, UDP or SCTP port, are not programmed{unmanaged})"
-    )]
-    NoService {
-        /// The requested Service.
-        filter: String,
-        /// Similar names, with a leading `; `; or empty.
-        near: String,
-        /// Unmanaged cluster addresses, with a leading `; `; or empty.
-        unmanaged: String,
-    },
-    /// No Service of the namespace is programmed.
-    #[error("no Service of the namespace {namespace} is programmed{near}")]
-    NoNamespace {
-        /// The requested namespace.
-        namespace: String,
-        /// Similar names, with a leading `; `; or empty.
-        near: String,
-    },
-    /// The API server did not return the Services with the labels.
-    #[error("cannot read labels from the API server: {0}")]
-    Labels(String),
-    /// The names cannot be read.
-    #[error(transparent)]
-    View(#[from] ViewError),
-}
-
-/// A Service, or one port of it by name or number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceFilter {
-    /// `None`: any namespace.
-    namespace: Option<String>,
-    name: String,
-    port: Option<String>,
-}
-
-impl ServiceFilter {
-    /// Parses `NAME` or `NAMESPACE/NAME`, with or without `svc/` in front; the flags give the namespace of a name without one.
-    pub fn parse(text: &str, flags: &NamespaceArgs) -> Result<Self, SelectorError> {
-        Self::parse_with_default(text, flags, DEFAULT_NAMESPACE)
-    }
-
-    /// Parses like [`ServiceFilter::parse`]; without flags, a name without namespace is in the namespace `default`.
-    pub fn parse_with_default(
-        text: &str,
-        flags: &NamespaceArgs,
-        default: &str,
-    ) -> Result<Self, SelectorError> {
-        let rest = KINDS.iter().find_map(|kind| text.strip_prefix(kind)).unwrap_or(text);
-        let (namespace, rest) = match rest.split_once('/') {
-            Some((namespace, rest)) => (Some(namespace), rest),
-            None => (None, rest),
-        };
-        let (name, port) = rest.split_once(':').map_or((rest, None), |(name, port)| (name, Some(port)));
-        let is_part =
-            |text: &str| !text.is_empty() && !text.contains(|sign: char| sign == '/' || sign.is_whitespace());
-        if !is_part(name) || !namespace.is_none_or(is_part) || !port.is_none_or(is_part) {
-            return Err(SelectorError::Form(text.to_owned()));
-        }
-        let namespace = match (namespace, &flags.namespace) {
-            (Some(named), Some(flag)) if !flags.all_namespaces && named != flag => {
-                return Err(SelectorError::Contradiction { text: text.to_owned(), namespace: flag.clone() });
-            }
-            (Some(named), _) => Some(named.to_owned()),
-            (None, _) if flags.all_namespaces => None,
-            (None, flag) => Some(flag.clone().unwrap_or_else(|| default.to_owned())),
-        };
-        Ok(Self { namespace, name: name.to_owned(), port: port.map(str::to_owned) })
-    }
-
-    /// Whether the filter names only one port.
-    pub(in crate::cli) const fn has_port(&self) -> bool {
-        self.port.is_some()
-    }
-
-    /// Returns `namespace/name` as a part of a URL; `None` if the filter is for any namespace.
-    pub(in crate::cli) fn path(&self) -> Option<String> {
-        let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
-        Some(format!("{}/{}", encode(self.namespace.as_deref()?), encode(&self.name)))
-    }
-
-    /// Whether the filter selects the Service with this name, whatever its ports.
-    pub fn is_of(&self, namespace: &str, name: &str) -> bool {
-        self.name == name && self.namespace.as_ref().is_none_or(|meant| meant == namespace)
-    }
-
-    /// Whether the filter selects this Service port. A number is compared with the ports of its frontends.
-    pub fn matches(&self, id: u32, name: &NameRow, snapshot: &Snapshot) -> bool {
-        let frontends = snapshot.frontends.iter().filter(|row| row.service == id);
-        self.is_of(&name.namespace, &name.name) && self.is_port(&name.port, frontends.map(|row| row.port))
-    }
-
-    /// Whether the filter selects the port with this name, whose frontends have these numbers.
-    pub fn is_port(&self, name: &str, mut numbers: impl Iterator<Item = u16>) -> bool {
-        let Some(port) = &self.port else { return true };
-        let number: Option<u16> = port.parse().ok();
-        port == name || number.is_some_and(|number| numbers.any(|one| one == number))
-    }
-
-    /// Returns the error that no Service port is selected.
-    pub(in crate::cli) fn not_found(&self, snapshot: &Snapshot) -> SelectorError {
-        let unmanaged = unmanaged_note(snapshot).map(|all| format!("; unmanaged cluster addresses: {all}"));
-        SelectorError::NoService {
-            filter: self.to_string(),
-            near: self.proposals(snapshot),
-            unmanaged: unmanaged.unwrap_or_default(),
-        }
-    }
-
-    /// Returns programmed names that are similar, as text.
-    pub fn proposals(&self, snapshot: &Snapshot) -> String {
-        let services: BTreeSet<(&str, &str)> =
-            snapshot.names.values().map(|row| (&*row.namespace, &*row.name)).collect();
-        let ports = snapshot.names.values().filter(|row| self.is_of(&row.namespace, &row.name));
-        let ports: BTreeSet<String> = ports.map(ToString::to_string).collect();
-        // If the Service exists, only the name of its port is wrong.
-        if self.port.is_some() && !ports.is_empty() {
-            return did_you_mean(&ports.into_iter().collect::<Vec<_>>());
-        }
-        nearest_services(self, &services)
-    }
-}
-
-/// Returns Services with a similar name, as text: those of this name in other namespaces first.
-pub fn nearest_services(filter: &ServiceFilter, services: &BTreeSet<(&str, &str)>) -> String {
-    let ServiceFilter { namespace, name, port: _ } = filter;
-    let join = |(space, name): &(&str, &str)| format!("{space}/{name}");
-    let mut found: Vec<String> = services.iter().filter(|(_, one)| *one == name).map(join).collect();
-    if found.is_empty() {
-        let alike = nearest(name, services.iter().map(|(_, name)| *name));
-        found = services.iter().filter(|(_, name)| alike.contains(name)).map(join).take(3).collect();
-    }
-    if found.is_empty() {
-        let all: Vec<String> = services.iter().map(join).collect();
-        let asked = format!("{}/{name}", namespace.as_deref().unwrap_or_default());
-        found = nearest(&asked, all.iter().map(String::as_str)).into_iter().map(str::to_owned).collect();
-    }
-    did_you_mean(&found)
-}
-
-impl FromStr for ServiceFilter {
-    type Err = SelectorError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::parse(text, &NamespaceArgs::default())
-    }
-}
-
-impl fmt::Display for ServiceFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(namespace) = &self.namespace {
-            write!(f, "{namespace}/")?;
-        }
-        f.write_str(&self.name)?;
-        self.port.iter().try_for_each(|port| write!(f, ":{port}"))
-    }
-}
-
-/// Which Service ports a command is about.
-#[derive(Clone, Debug, Default)]
-pub struct ServiceSelector {
-    /// Only Service ports of this namespace.
-    pub namespace: Option<String>,
-    /// Only Services with the requested labels, as namespace and name.
-    pub labelled: Option<BTreeSet<(String, String)>>,
-    /// Only these Services; empty: all.
-    pub services: Vec<ServiceFilter>,
-}
-
-impl ServiceSelector {
-    /// Evaluates the arguments; asks the API server if they contain labels.
-    pub fn parse(args: &SelectorArgs, ask: AskLabels) -> Result<Self, SelectorError> {
-        let SelectorArgs { namespace: flags, selector, api, services } = args;
-        let services =
-            services.iter().map(|text| ServiceFilter::parse(text, flags)).collect::<Result<_, _>>()?;
-        let labelled = selector.as_deref().map(|selector| ask(api, selector)).transpose();
-        Ok(Self {
-            namespace: flags.namespace.clone().filter(|_| !flags.all_namespaces),
-            labelled: labelled.map_err(SelectorError::Labels)?,
-            services,
-        })
-    }
-
+/// What [`ServiceSelector`] selects of the maps.
+pub trait SelectInMaps: Sized {
     /// Evaluates the arguments. Fails if a named Service or namespace is not programmed.
-    pub fn new(args: &SelectorArgs, view: &View, ask: AskLabels) -> Result<Self, SelectorError> {
+    fn programmed(args: &SelectorArgs, view: &View, ask: AskLabels) -> Result<Self, ShowError>;
+
+    /// Whether this Service port is selected. A Service port without a name belongs to no namespace.
+    fn takes(&self, id: u32, snapshot: &Snapshot) -> bool;
+
+    /// Fails with the first named Service that is not programmed, or if no Service of the namespace is.
+    fn check(&self, snapshot: &Snapshot) -> Result<(), SelectorError>;
+}
+
+impl SelectInMaps for ServiceSelector {
+    fn programmed(args: &SelectorArgs, view: &View, ask: AskLabels) -> Result<Self, ShowError> {
         let selector = Self::parse(args, ask)?;
         if selector.namespace.is_some() || !selector.services.is_empty() {
             selector.check(&view.service_names()?)?;
@@ -230,49 +30,40 @@ impl ServiceSelector {
         Ok(selector)
     }
 
-    /// Whether all Service ports are selected.
-    pub fn is_all(&self) -> bool {
-        self.namespace.is_none() && self.labelled.is_none() && self.services.is_empty()
-    }
-
-    /// Whether the Service with this name is selected, whatever its ports.
-    pub fn is_of(&self, namespace: &str, name: &str) -> bool {
-        let is_labelled =
-            |names: &BTreeSet<(String, String)>| names.contains(&(namespace.to_owned(), name.to_owned()));
-        self.namespace.as_ref().is_none_or(|meant| *meant == namespace)
-            && self.labelled.as_ref().is_none_or(is_labelled)
-            && (self.services.is_empty() || self.services.iter().any(|filter| filter.is_of(namespace, name)))
-    }
-
-    /// Whether this Service port is selected. A Service port without a name belongs to no namespace.
-    pub fn takes(&self, id: u32, snapshot: &Snapshot) -> bool {
+    fn takes(&self, id: u32, snapshot: &Snapshot) -> bool {
         let Some(name) = snapshot.names.get(&id) else { return self.is_all() };
         self.is_of(&name.namespace, &name.name)
             && (self.services.is_empty()
-                || self.services.iter().any(|filter| filter.matches(id, name, snapshot)))
+                || self.services.iter().any(|filter| matches(filter, id, name, snapshot)))
     }
 
-    /// Fails with the first named Service that is not programmed, or if no Service of the namespace is.
-    pub fn check(&self, snapshot: &Snapshot) -> Result<(), SelectorError> {
+    fn check(&self, snapshot: &Snapshot) -> Result<(), SelectorError> {
         let is_there = |filter: &&ServiceFilter| {
-            snapshot.names.iter().any(|(id, name)| filter.matches(*id, name, snapshot))
+            snapshot.names.iter().any(|(id, name)| matches(filter, *id, name, snapshot))
         };
         if let Some(filter) = self.services.iter().find(|filter| !is_there(filter)) {
-            return Err(filter.not_found(snapshot));
+            return Err(not_found(filter, snapshot));
         }
-        let namespaces = snapshot.names.values().map(|name| &*name.namespace);
-        self.check_namespace(namespaces)
+        self.check_namespace(snapshot.names.values().map(|name| &*name.namespace))
     }
+}
 
-    /// Fails if the selected namespace is none of these.
-    pub fn check_namespace<'a>(&self, known: impl IntoIterator<Item = &'a str>) -> Result<(), SelectorError> {
-        let known: BTreeSet<&str> = known.into_iter().collect();
-        match &self.namespace {
-            Some(namespace) if !known.contains(&**namespace) => Err(SelectorError::NoNamespace {
-                namespace: namespace.clone(),
-                near: did_you_mean(&nearest(namespace, known)),
-            }),
-            _ => Ok(()),
-        }
-    }
+/// Whether the filter selects this Service port. A number is compared with the ports of its frontends.
+pub(in crate::cli) fn matches(filter: &ServiceFilter, id: u32, name: &NameRow, snapshot: &Snapshot) -> bool {
+    let frontends = snapshot.frontends.iter().filter(|row| row.service == id);
+    filter.is_of(&name.namespace, &name.name) && filter.is_port(&name.port, frontends.map(|row| row.port))
+}
+
+/// Returns the error that no Service port is selected, with similar names that are programmed.
+pub(in crate::cli) fn not_found(filter: &ServiceFilter, snapshot: &Snapshot) -> SelectorError {
+    let ports = snapshot.names.values().filter(|row| filter.is_of(&row.namespace, &row.name));
+    let ports: BTreeSet<String> = ports.map(ToString::to_string).collect();
+    // If the Service exists, only the name of its port is wrong.
+    let near = if filter.has_port() && !ports.is_empty() {
+        did_you_mean(&ports.into_iter().collect::<Vec<_>>())
+    } else {
+        nearest_services(filter, &snapshot.names.values().map(|row| (&*row.namespace, &*row.name)).collect())
+    };
+    let unmanaged = unmanaged_note(snapshot).map(|all| format!("; unmanaged cluster addresses: {all}"));
+    SelectorError::NoService { filter: filter.to_string(), near, unmanaged: unmanaged.unwrap_or_default() }
 }

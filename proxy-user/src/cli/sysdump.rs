@@ -14,24 +14,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use self::parts::Part;
-use super::args::change::SysdumpArgs;
+use proxy_cli::archive::{SysdumpError, append, private};
 
-/// Why there is no archive.
-#[derive(Debug, thiserror::Error)]
-pub enum SysdumpError {
-    /// The file cannot be written.
-    #[error("cannot write {}: {source}; give another file, or - for standard output", path.display())]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause of the failure.
-        source: io::Error,
-    },
-    /// The archive would be written to a terminal.
-    #[error("standard output is a terminal: give a file name, or redirect standard output")]
-    Terminal,
-}
+use self::parts::Part;
+use proxy_cli::args::change::SysdumpArgs;
 
 /// The archive, from which secrets are removed.
 struct Archive<W: Write> {
@@ -88,20 +74,6 @@ impl<W: Write> Archive<W> {
     }
 }
 
-/// Appends a file that only its owner may read; `time`: its modification, in seconds since 1970.
-pub(crate) fn append<W: Write>(
-    tar: &mut tar::Builder<W>,
-    path: &str,
-    time: u64,
-    content: &[u8],
-) -> io::Result<()> {
-    let mut header = tar::Header::new_gnu();
-    header.set_size(content.len() as u64);
-    header.set_mode(0o600);
-    header.set_mtime(time);
-    tar.append_data(&mut header, path, content)
-}
-
 /// Writes the archive. Returns what was done, in words. `check` returns the result of `ballast check -o json`.
 pub fn run(
     args: &SysdumpArgs,
@@ -130,17 +102,6 @@ pub fn run(
         format!("; {} parts failed, see failures.txt", failures.lines().count())
     };
     Ok(format!("{}: {files} files{missing}\n", path.display()))
-}
-
-/// Creates or empties a file that only its owner may read, because the archive contains every address of the cluster.
-pub(crate) fn private(path: &std::path::Path) -> io::Result<std::fs::File> {
-    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    // `mode` applies to a new file only. A pipe or device keeps its mode.
-    if file.metadata()?.is_file() {
-        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    }
-    Ok(file)
 }
 
 #[cfg(test)]

@@ -15,12 +15,12 @@ use proxy_common::PROTO_TCP;
 
 use super::args::takeover::TakeoverArgs;
 use super::show::{AgentState, probe};
-use crate::config::value::Listen;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::netfilter::{connections, rules};
 use crate::maps::view::{Transport, View, ViewError};
 use crate::programs::attachments;
 use crate::programs::hooks::SOCKET_HOOKS;
+use proxy_cli::value::Listen;
 
 /// Pause between two reads of the connections.
 const PAUSE: Duration = Duration::from_secs(1);

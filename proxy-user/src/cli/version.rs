@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use super::args::inspect::VersionArgs;
-use super::args::list::Output;
 use super::check::agent_version;
-use super::show::{AgentState, ShowError, document, probe};
+use super::show::{AgentState, ShowError, probe};
+use proxy_cli::args::inspect::VersionArgs;
+use proxy_cli::args::list::Output;
+use proxy_cli::output::document;
 use proxy_common::version::ABI_VERSION;
 
 /// The versions of this program and of the agent.

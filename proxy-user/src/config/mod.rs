@@ -1,8 +1,9 @@
 //! The settings of the agent: those of the command line ([`Options`]), with kube-proxy's file and flags, merged and
 //! checked once ([`RunConfig`]).
 //!
-//! This module does not use the command line's parser: `cli` parses flags into the types of [`value`], and passes [`Options`].
+//! This module does not use the command line's parser: `cli` parses flags into the types of [`proxy_cli::value`], and passes [`Options`].
 
+pub mod devices;
 pub mod error;
 pub mod kube_proxy;
 pub mod network;
@@ -12,7 +13,6 @@ pub mod page;
 pub mod paths;
 pub mod run;
 pub mod sizes;
-pub mod value;
 
 pub use error::ConfigError;
 pub use options::Options;

@@ -9,8 +9,8 @@ use proxy_common::config::SNAT_PORTS;
 use serde::{Serialize, Serializer};
 
 use super::error::ConfigError;
-use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
+use proxy_cli::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use proxy_core::model::ServiceName;
 use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 

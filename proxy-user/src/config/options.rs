@@ -10,9 +10,9 @@ use super::otlp::OtlpOptions;
 use super::page::PageSettings;
 use super::paths::Paths;
 use super::sizes::Sizes;
-use super::value::{Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;
+use proxy_cli::value::{Listen, LogFormat, LogLevel, ProxyMode};
 use proxy_core::model::settings::GivenFlowTimeouts;
 
 /// The default time between two full comparisons.

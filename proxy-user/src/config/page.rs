@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::value::seconds;
+use proxy_cli::value::seconds;
 
-/// The number of points of a history; `--page-history` is the time that they span.
-pub const HISTORY_POINTS: u32 = 240;
 /// The default length of a history.
 pub const HISTORY: Duration = Duration::from_hours(1);
 

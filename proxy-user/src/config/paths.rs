@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::value::{AlgorithmName, seconds};
 use crate::programs::{ClsactPriority, TcxOrder, Xdp};
+use proxy_cli::value::{AlgorithmName, seconds};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::annotations::Annotations;
 use proxy_core::model::settings::{MeshPorts, NodePortBind, SocketDrop, SocketLb};

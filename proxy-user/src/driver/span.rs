@@ -6,7 +6,7 @@ use tracing::field::Empty;
 use tracing::info_span;
 use tracing::span::{EnteredSpan, Span};
 
-use crate::spans;
+use proxy_core::spans;
 
 /// Enters the span of a sync.
 pub(super) fn begin(full: bool) -> EnteredSpan {

@@ -46,7 +46,6 @@ use answer::{RETRY, Turn, in_turn, json, text, with_type};
 
 use crate::metrics::Format;
 use crate::metrics::recent::SOCKET_PROGRAMS;
-use crate::page;
 use health::{Check, report};
 use listen::Connections;
 use proxy_core::model::notice::Notice;
@@ -124,7 +123,7 @@ pub fn health_router(state: State) -> Router {
 pub fn metrics_router(state: State) -> Router {
     let page = state.page.clone().map(|page| {
         let names = vec![state.node_name.clone()];
-        page::router(page, names)
+        proxy_cli::page::router(page, names)
     });
     let router = Router::new()
         .route("/metrics", get(scrape))

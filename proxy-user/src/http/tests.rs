@@ -1,6 +1,5 @@
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, SystemTime};
 
 use super::*;
@@ -10,18 +9,6 @@ use proxy_core::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-/// Returns a port that is free in both families. Below the ephemeral ports: other tests take those at the same time.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let number = std::process::id() * 64 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (number % 20_000) as u16;
-        if std::net::TcpListener::bind((std::net::Ipv6Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 pub(super) fn state(status: Status) -> State {
     let status = watch::Sender::new(status).subscribe();
@@ -348,7 +335,7 @@ async fn the_page_is_there_only_where_it_is_asked_for() {
     let closed = start(metrics_router(state(Status::default()))).await;
     assert_eq!(fetch(closed, "/").await.0, 404);
     let settings = PageSettings { page: Shows::All, ..PageSettings::default() };
-    let page = page::Agent::new(settings, "/nonexistent".into(), "node-a".to_owned(), Vec::new);
+    let page = crate::page::Agent::new(settings, "/nonexistent".into(), "node-a".to_owned(), Vec::new);
     let open = start(metrics_router(State { page, ..state(Status::default()) })).await;
     // The `Host` header of this request is not the node's name.
     assert_eq!(fetch(open, "/").await.0, 403);

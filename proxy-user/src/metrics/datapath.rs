@@ -8,10 +8,11 @@ use std::sync::Arc;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use proxy_common::reason::Reason;
+use proxy_core::model::FlowState;
 
 use super::bare::BareDevices;
 use super::sample::{Labels, counter, gauge};
-use crate::maps::view::{BackendState, FlowState, NameRow, Overview, Snapshot, UsageRow, View, ViewError};
+use crate::maps::view::{BackendState, NameRow, Overview, Snapshot, UsageRow, View, ViewError};
 use crate::programs::hooks::Direction;
 use crate::programs::{Attachment, attachments};
 

@@ -6,13 +6,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use proxy_common::latency::LatencyEntry;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
+use proxy_core::model::FlowState;
 use rstest::rstest;
 
 use super::*;
 use crate::driver::{Changes, Histogram, Operations};
-use crate::maps::view::{
-    BackendRow, BackendState, FlowCounts, FlowState, NameRow, Overview, Transport, UsageRow,
-};
+use crate::maps::view::{BackendRow, BackendState, FlowCounts, NameRow, Overview, Transport, UsageRow};
 use crate::programs::Attachment;
 use datapath::Reading;
 use prometheus_client::collector::Collector;

@@ -13,7 +13,7 @@ use super::queue::Queue;
 use super::record::{LogRecord, Severity};
 use super::span::{Span, Status};
 use super::value::{Attributes, Value};
-use crate::spans;
+use proxy_core::spans;
 
 /// Field of a span that holds its error message.
 const ERROR: &str = "error";

@@ -13,8 +13,8 @@ use super::record::{self, LogRecord, Severity};
 use super::span::{self, Context, Span, Status};
 use super::value::{Attributes, Value};
 use super::*;
-use crate::http::tests::free_port;
-use crate::spans::TARGET;
+use proxy_core::spans::TARGET;
+use proxy_core::testing::free_port;
 
 /// Timeout far above the duration of any test.
 const LONG: Duration = Duration::from_secs(30);

@@ -11,11 +11,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use proxy_cli::page::{Events, HistoryAnswer, PageQuery, Refusal, Source};
+
 use super::frame;
-use super::log::{HistoryAnswer, Log};
+use super::log::Log;
 use super::sample::Sample;
 use super::sampler::Sampler;
-use super::source::{Events, PageQuery, Refusal, Source};
 use crate::config::page::{PageSettings, Shows};
 use crate::maps::view::View;
 use crate::rates::Counters;

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-use crate::maps::view::{FlowRow, FlowState};
+use crate::maps::view::FlowRow;
+use proxy_core::model::FlowState;
 
 /// The connections of one client to one Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

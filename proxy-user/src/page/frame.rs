@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::clients::{Client, begun};
 use super::sample::{Examples, Sample};
-use super::source::PageQuery;
 use crate::config::page::Shows;
 use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
+use proxy_cli::page::PageQuery;
 
 /// Maximum number of Service ports in an event; the busiest come first.
 const SERVICES: usize = 200;

@@ -5,7 +5,7 @@ use std::{fmt, fs};
 use aya::maps::MapType;
 use aya::sys::is_map_supported;
 
-use crate::docs;
+use proxy_core::docs;
 
 /// The map of user ids of the initial user namespace.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];

@@ -8,9 +8,10 @@ use ratatui::widgets::{Cell, Clear, Paragraph, Row, Table, TableState, Wrap};
 
 use super::state::Top;
 use super::text::{bars, rate};
-use crate::cli::args::top::{Screen, SortBy};
-use crate::cli::show::{AgentState, age};
+use crate::cli::show::AgentState;
 use crate::rates::{EndpointRates, Point, ServiceRates, Traffic};
+use proxy_cli::args::top::{Screen, SortBy};
+use proxy_cli::output::age;
 
 /// Width of a curve, in columns.
 const CURVE: u16 = 12;

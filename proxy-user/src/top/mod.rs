@@ -18,13 +18,15 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
-use crate::cli::args::list::Output;
-use crate::cli::args::top::{Screen, SortBy, TopArgs};
 use crate::cli::colour;
-use crate::cli::selector::{AskLabels, SelectorError, ServiceSelector};
-use crate::cli::show::{self, Column, FlowSelection, List, Row, ShowError};
+use crate::cli::selector::SelectInMaps as _;
+use crate::cli::show::{self, FlowSelection, ShowError};
 use crate::maps::view::{View, ViewError};
 use crate::rates::{Counters, Rates, ReasonRate};
+use proxy_cli::args::list::Output;
+use proxy_cli::args::top::{Screen, SortBy, TopArgs};
+use proxy_cli::output::{Column, List, ListError, Row};
+use proxy_cli::selector::{AskLabels, ServiceSelector};
 use sample::Sample;
 use sampler::Sampler;
 use state::Top;
@@ -42,12 +44,12 @@ pub enum TopError {
     /// The maps cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// The arguments select no Service.
-    #[error(transparent)]
-    Selector(#[from] SelectorError),
-    /// The output cannot be written.
+    /// The arguments select no Service, or the output cannot be written.
     #[error(transparent)]
     Show(#[from] ShowError),
+    /// The list cannot be sorted or written.
+    #[error(transparent)]
+    List(#[from] ListError),
     /// The maps could be read once, and not again.
     #[error("cannot read the maps any more: {0}")]
     Gone(String),
@@ -65,7 +67,7 @@ pub enum TopError {
 /// Runs until a key ends it; with `--once` or another format than text, returns the text of one frame.
 pub fn run(args: &TopArgs, labels: AskLabels) -> Result<String, TopError> {
     let view = View::open(&args.maps.bpffs)?;
-    let selector = ServiceSelector::new(&args.selector, &view, labels)?;
+    let selector = ServiceSelector::programmed(&args.selector, &view, labels)?;
     let output = args.format.output;
     let colour = colour::of_stdout();
     let mut top = Top::new(args.screen, args.sort, &args.filter, args.interval);

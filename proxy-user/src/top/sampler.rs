@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use proxy_common::event::Event;
 
 use super::sample::{EXAMPLES, Sample};
-use crate::cli::args::top::{Screen, TopArgs};
 use crate::cli::monitor::{MonitorContext, MonitorLine};
 use crate::cli::show::probe;
-use crate::config::value::Listen;
 use crate::maps::view::{Listener, View};
 use crate::rates::Counters;
+use proxy_cli::args::top::{Screen, TopArgs};
+use proxy_cli::value::Listen;
 
 /// How often the ring of events is read; the ring holds the events of a far longer time.
 const POLL: Duration = Duration::from_millis(50);

@@ -7,11 +7,13 @@ use std::time::Duration;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::sample::{EXAMPLES, Sample};
-use crate::cli::args::top::{Screen, SortBy};
-use crate::cli::selector::ServiceSelector;
+use crate::cli::selector::SelectInMaps as _;
 use crate::cli::show::AgentState;
-use crate::maps::view::{FlowRow, FlowState};
+use crate::maps::view::FlowRow;
 use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
+use proxy_cli::args::top::{Screen, SortBy};
+use proxy_cli::selector::ServiceSelector;
+use proxy_core::model::FlowState;
 
 /// Number of points of each curve, and maximum number of Services that have one.
 const CURVE: usize = 120;

@@ -3,15 +3,16 @@ use std::net::SocketAddr;
 use insta::assert_snapshot;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
+use proxy_core::model::FlowState;
 use ratatui::backend::Backend as _;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::*;
-use crate::cli::args::top::{Screen, SortBy};
 use crate::cli::show::AgentState;
-use crate::maps::view::{FlowRow, FlowState, Forwarding, Transport};
+use crate::maps::view::{FlowRow, Forwarding, Transport};
 use crate::rates::Counters;
 use crate::rates::tests::{endpoint, service};
+use proxy_cli::args::top::{Screen, SortBy};
 
 const WEB: u32 = 3;
 const DB: u32 = 4;

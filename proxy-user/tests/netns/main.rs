@@ -12,7 +12,7 @@ mod fixture;
 #[expect(dead_code, reason = "others use the rest")]
 mod kube;
 mod manifest;
-#[path = "../../src/kubectl/mock.rs"]
+#[path = "../../../proxy-cli/src/kubectl/mock.rs"]
 #[expect(clippy::unwrap_used, reason = "unit tests share it")]
 mod mock;
 mod nodes;

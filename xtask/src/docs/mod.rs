@@ -197,10 +197,9 @@ mod tests {
         let text = fs::read_to_string(root.join("docs/compatibility.md")).unwrap();
         let (_, table) = text.split_once("## Case by case").unwrap();
         let mut sources = String::new();
-        for folder in
-            ["proxy-common/src", "proxy-core/src", "proxy-ebpf/src", "proxy-user/src", "proxy-user/tests"]
+        for folder in ["cli/src", "common/src", "core/src", "ebpf/src", "watch/src", "user/src", "user/tests"]
         {
-            read(&root.join(folder), &mut sources);
+            read(&root.join(format!("proxy-{folder}")), &mut sources);
         }
         let cells: Vec<_> = table.lines().filter_map(|line| line.split('|').nth(2)).collect();
         let named = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2));

@@ -13,7 +13,10 @@ use crate::exec::Cmd;
 use crate::workspace::{self, Workspace};
 use crate::{build, cargotools, log};
 
-/// Builds the agent for an architecture and returns its path.
+/// Name of the plugin of kubectl.
+pub const PLUGIN: &str = "kubectl-ballast";
+
+/// Builds the agent for an architecture and returns its path. Unless `dev`, the plugin of kubectl is beside it.
 pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     let object = workspace.bpf_object();
     ensure!(object.exists(), "there is no BPF object at {}", object.display());
@@ -25,7 +28,13 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     flags.extend(build::path_remap_flags(workspace));
     // `--target` is given even for the host: without it, the flags would also apply to build scripts and proc macros, which
     // cannot be static.
-    let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast"];
+    let mut args = vec!["build", "--locked", "-p", "proxy-user", "--bin", "ballast"];
+    let mut programs = vec!["ballast"];
+    if !dev {
+        // In the same build, because another selection of crates would build their dependencies again.
+        args.extend(["-p", "proxy-cli", "--bin", PLUGIN]);
+        programs.push(PLUGIN);
+    }
     // The released binary contains the list of its crates, which `cargo audit bin` reads.
     let cargo = if dev { Cmd::cargo() } else { cargotools::cargo(cargotools::AUDITABLE)? };
     let cargo = if arch == Arch::HOST {
@@ -44,16 +53,18 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     if !dev {
         cargo = cargo.arg("--release");
-        // proxy-user/src/docs.rs
+        // proxy-core/src/docs.rs
         cargo = workspace::docs().into_iter().fold(cargo, |cargo, docs| cargo.env("BALLAST_DOCS", docs));
     }
     log::timed("build the static agent", || cargo.run())?;
     let folder = if dev { "debug" } else { "release" };
-    let path = workspace.target().join(&target).join(folder).join("ballast");
-    let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    require_static(&elf).with_context(|| path.display().to_string())?;
-    split(&path, arch)?;
-    Ok(path)
+    let folder = workspace.target().join(&target).join(folder);
+    for path in programs.iter().map(|program| folder.join(program)) {
+        let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        require_static(&elf).with_context(|| path.display().to_string())?;
+        split(&path, arch)?;
+    }
+    Ok(folder.join("ballast"))
 }
 
 /// Returns the path of the file with the debug information of a program.

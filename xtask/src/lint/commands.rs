@@ -246,8 +246,8 @@ mod tests {
     use std::path::Path;
 
     use clap::{Arg, CommandFactory as _};
+    use proxy_cli::args::kubectl::KubectlArgs;
     use proxy_user::cli::Args;
-    use proxy_user::cli::args::kubectl::KubectlArgs;
 
     use super::*;
     use crate::lint::source;

@@ -8,55 +8,48 @@ use super::paths::Unit;
 use super::source::Finding;
 
 /// The modules of `proxy-user`, and which of them each may use.
-const MODULES: [(&str, &str); 24] = [
-    ("docs", ""),
-    ("spans", ""),
-    ("otlp", "spans"),
-    ("api", "spans"),
-    ("source", "api"),
+const MODULES: [(&str, &str); 19] = [
+    ("otlp", ""),
     ("maps", ""),
     ("rates", "maps"),
-    ("driver", "spans"),
-    ("audit", "api maps spans driver"),
+    ("driver", ""),
+    ("audit", "maps driver"),
     ("host", ""),
-    ("programs", "docs host maps"),
+    ("programs", "host maps"),
     ("sockets", "host maps programs driver"),
     ("connections", "maps programs sockets driver"),
     ("metrics", "audit maps otlp programs driver"),
     ("page", "cli config maps rates"),
     ("http", "metrics page driver"),
     ("config", "host otlp programs"),
-    ("cli", "config docs host maps otlp programs"),
-    ("kubectl", "api cli docs page"),
+    ("cli", "config host maps otlp programs"),
     ("gate", "cli http"),
-    ("telemetry", "config otlp spans"),
+    ("telemetry", "config otlp"),
     ("top", "cli config maps rates"),
     (
         "app",
-        "api audit cli config connections host http maps metrics otlp page programs sockets source spans driver telemetry",
+        "audit cli config connections host http maps metrics otlp page programs sockets driver telemetry",
     ),
-    ("main", "app cli config gate host kubectl otlp programs telemetry top"),
+    ("main", "app cli config gate host otlp programs telemetry top"),
 ];
 
 /// Crates that only some modules may use, so that the others stay testable without them.
-const RESTRICTED: [(&str, &str); 14] = [
+const RESTRICTED: [(&str, &str); 15] = [
     ("anyhow", "app main"),
     ("aya", "maps programs"),
     ("aya_log", "programs"),
     ("aya_obj", "maps programs"),
-    ("axum", "gate http kubectl page"),
-    ("clap", "cli kubectl main"),
-    ("hyper", "api http kubectl otlp"),
-    ("k8s_openapi", "api gate kubectl source"),
-    ("kube", "api app gate kubectl otlp source"),
-    ("notify", "source"),
+    ("axum", "gate http"),
+    ("clap", "cli main"),
+    ("hyper", "http otlp"),
+    ("k8s_openapi", "gate"),
+    ("kube", "app gate otlp"),
     ("netlink_packet_sock_diag", "host"),
+    ("proxy_cli", "app cli config http main page telemetry top"),
+    ("proxy_watch", "app audit"),
     ("ratatui", "top"),
     ("rtnetlink", "host programs"),
-    (
-        "tokio",
-        "api app audit connections gate host http kubectl main metrics otlp page programs sockets source driver",
-    ),
+    ("tokio", "app audit connections gate host http main metrics otlp page programs sockets driver"),
 ];
 
 /// The modules of `proxy-ebpf` that know the kernel; all others also run on the host.

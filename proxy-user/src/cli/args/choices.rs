@@ -5,8 +5,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use crate::config::otlp::Telemetry;
 use crate::config::page::Shows;
 use crate::config::paths::Ejection;
-use crate::config::value::{DetectLocalMode, LogFormat};
 use crate::programs::{PacketHook, TcxOrder, Xdp};
+use proxy_cli::value::{DetectLocalMode, LogFormat};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
 

@@ -1,8 +1,8 @@
 //! `ballast end-udp-sockets`.
 
-use super::bpffs::BpffsArgs;
 use super::choices::choice;
-use crate::config::value::{LogFormat, LogLevel};
+use proxy_cli::args::bpffs::BpffsArgs;
+use proxy_cli::value::{LogFormat, LogLevel};
 
 /// `ballast end-udp-sockets`.
 #[derive(Clone, Debug, clap::Args)]

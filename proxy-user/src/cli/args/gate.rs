@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::choices::choice;
-use crate::config::value::{LogFormat, LogLevel};
+use proxy_cli::value::{LogFormat, LogLevel};
 
 /// `ballast gate`.
 #[derive(Clone, Debug, clap::Args)]

@@ -5,9 +5,10 @@ use super::mirror::flags_of;
 use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
 
+use crate::config::devices;
 use crate::config::network::{GateService, Network};
-use crate::config::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
+use proxy_cli::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 
 flags_of! {
     /// Flags about addresses, devices and who counts as a pod of this node.
@@ -39,7 +40,7 @@ flags_of! {
             env = "BALLAST_UPLINKS",
             value_name = "GLOB",
             value_delimiter = ',',
-            value_parser = value::uplink_pattern
+            value_parser = devices::uplink_pattern
         )]
         uplinks: Vec<Pattern>,
         /// Local devices (only pods, containers and virtual machines of this node are behind them), even if they look like
@@ -49,7 +50,7 @@ flags_of! {
             env = "BALLAST_LOCAL_DEVICES",
             value_name = "GLOB",
             value_delimiter = ',',
-            value_parser = value::local_device_pattern
+            value_parser = devices::local_device_pattern
         )]
         local_devices: Vec<Pattern>,
         /// Ranges of ClusterIPs, in addition to the `ServiceCIDR` objects of the cluster. Packets to an address in such a range

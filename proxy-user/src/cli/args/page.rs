@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 
 use crate::config::page::{PageSettings, Shows};
-use crate::config::value;
+use proxy_cli::value;
 
 flags_of! {
     /// The page at `/` of the metrics server.

@@ -3,7 +3,7 @@
 use clap::builder::FalseyValueParser;
 
 use crate::config::sizes::Sizes;
-use crate::config::value;
+use proxy_cli::value;
 
 /// Defines one flag for each size: its help text, its field here and in `Sizes`, its environment variable.
 macro_rules! sizes {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
-use super::bpffs::BpffsArgs;
-use super::common::AgentArgs;
-use crate::config::value;
+use proxy_cli::args::bpffs::BpffsArgs;
+use proxy_cli::args::common::AgentArgs;
+use proxy_cli::value;
 
 /// `ballast takeover`.
 #[derive(Clone, Debug, clap::Args)]

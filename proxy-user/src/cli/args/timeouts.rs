@@ -1,6 +1,6 @@
 //! Timeouts of flows.
 
-use crate::config::value;
+use proxy_cli::value;
 use proxy_core::model::settings::GivenFlowTimeouts;
 
 /// Defines one flag for each timeout: its help text, its field here and in the settings, its environment variable.

@@ -13,16 +13,16 @@ use super::facts::{
     AgentMetrics, ApiAccess, CheckFacts, Device, Environment, Installed, Kernel, Network, Others,
 };
 use super::{metrics, options};
-use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, AskError, ask, probe, problems};
 use crate::cli::takeover;
-use crate::config::value::Listen;
 use crate::host::follow::Follower;
 use crate::host::netfilter::firewall;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
 use crate::programs;
+use proxy_cli::args::check::CheckArgs;
+use proxy_cli::value::Listen;
 use proxy_core::model::ports::LOCAL_PORTS;
 use proxy_core::model::{DeviceKind, HostDevice, HostView, IPVS_DEVICE, PROXY_DEVICES};
 

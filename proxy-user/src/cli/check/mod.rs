@@ -10,10 +10,10 @@ mod metrics;
 mod options;
 mod render;
 
-use super::args::check::CheckArgs;
 use super::show::{AgentState, AskError, CommandOutput, ShowError};
-use crate::config::value::Listen;
 use facts::{ApiAccess, Installed, Others};
+use proxy_cli::args::check::CheckArgs;
+use proxy_cli::value::Listen;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use std::path::Path;
 

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::judge::{CheckLine, CheckResult};
-use crate::cli::args::list::Output;
 use crate::cli::colour::{Colour, paint};
-use crate::cli::show::{ShowError, Table, document};
+use crate::cli::show::ShowError;
+use proxy_cli::args::list::Output;
+use proxy_cli::output::{Table, document};
 
 /// `{"ok": true, "checks": [...]}`.
 #[derive(Serialize)]

@@ -10,7 +10,7 @@ use proxy_common::source_range::SourceRangeKey;
 
 use super::choice::flags;
 use super::walk::Walk;
-use crate::cli::question::Client;
+use proxy_cli::question::Client;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     pub(super) fn is_local_pod(&self, client: A) -> bool {

@@ -23,8 +23,8 @@ use proxy_core::model::settings::MeshPorts;
 use super::choice::{DSR, NETFILTER, OWN, word};
 use super::outcome::{Path, PathOutcome, Step};
 use super::walk::Walk;
-use crate::cli::question::Client;
 use crate::maps::view::{FrontendRowKind, FrontendRowScope, Transport};
+use proxy_cli::question::Client;
 
 /// Bits of a node's address that serves node ports to every client.
 const SERVES_NODE_PORTS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;

@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 
+use proxy_cli::output::{Table, document};
 use proxy_common::reason::{Reason, Verdict};
 use serde::Serialize;
 
 use super::{Candidate, Decides, Explanation, Path, PathOutcome, Step};
-use crate::cli::args::list::Output;
-use crate::cli::show::{ShowError, Table, document};
+use crate::cli::show::ShowError;
+use proxy_cli::args::list::Output;
 
 /// Maximum number of endpoints that text shows.
 const SHOWN: usize = 10;
@@ -109,7 +110,7 @@ impl Explanation {
             let decided_by = if self.decides == Decides::Socket { "socket" } else { "packet" };
             let (client, destination) = (self.client.to_string(), self.destination.to_string());
             let summary = self.summary();
-            return document(&Json { client, destination, summary, decided_by, socket, packet }, output);
+            return Ok(document(&Json { client, destination, summary, decided_by, socket, packet }, output)?);
         }
         if output == Output::Name {
             let serving = self.deciding().candidates.iter().filter(|one| one.serves);

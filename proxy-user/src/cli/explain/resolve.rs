@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use crate::cli::args::list::{ApiArgs, NamespaceArgs};
-use crate::cli::question::{Client, ClientArg, Destination, DestinationArg};
-use crate::cli::selector::{DEFAULT_NAMESPACE, ServiceFilter};
+use crate::cli::selector::{matches, not_found};
 use crate::cli::show::ShowError;
 use crate::maps::view::{FrontendRow, FrontendRowKind, Snapshot};
+use proxy_cli::args::list::{ApiArgs, NamespaceArgs};
+use proxy_cli::question::{Client, ClientArg, Destination, DestinationArg};
+use proxy_cli::selector::{DEFAULT_NAMESPACE, ServiceFilter};
 use proxy_core::model::lookup::PodFacts;
 use proxy_core::model::net::{IpFamily, Protocol};
 
@@ -62,11 +63,11 @@ pub(super) fn destination(
     let filter = ServiceFilter::parse_with_default(text, &NamespaceArgs::default(), default)?;
     let is_meant = |row: &&FrontendRow| {
         let name = snapshot.names.get(&row.service);
-        name.is_some_and(|name| filter.matches(row.service, name, snapshot))
+        name.is_some_and(|name| matches(&filter, row.service, name, snapshot))
     };
     let rows: Vec<_> = snapshot.frontends.iter().filter(is_meant).collect();
     if rows.is_empty() {
-        return Err(filter.not_found(snapshot).into());
+        return Err(not_found(&filter, snapshot).into());
     }
     let is_of_family = |row: &&FrontendRow| family.is_none_or(|meant| IpFamily::of(row.address) == meant);
     let is_of_protocol =

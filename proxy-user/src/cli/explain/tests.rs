@@ -21,9 +21,9 @@ use proxy_common::source_range::SourceRangeKey;
 use rstest::rstest;
 
 use super::*;
-use crate::cli::args::list::Output;
-use crate::cli::question::DestinationArg;
 use crate::maps::view::{Common, NameRow, Transport};
+use proxy_cli::args::list::Output;
+use proxy_cli::question::DestinationArg;
 use proxy_core::model::net::IpFamily;
 
 type A4 = [u8; 4];

@@ -6,8 +6,8 @@ use proxy_common::Address;
 use proxy_common::service::ServiceKey;
 
 use super::outcome::{Path, PathOutcome, Step};
-use crate::cli::question::Client;
 use crate::maps::view::{Rules, Transport};
+use proxy_cli::question::Client;
 
 /// The rules, the key of the connection, and the steps so far.
 pub(super) struct Walk<'a, A: Address> {

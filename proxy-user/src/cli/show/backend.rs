@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use serde::Serialize;
 
 use super::by_service::ByService;
-use super::list::{Column, List, Row};
 use super::names::{ServiceIdentity, title};
-use crate::cli::args::list::ApiArgs;
-use crate::cli::selector::ServiceSelector;
+use crate::cli::selector::SelectInMaps as _;
 use crate::maps::view::{BackendRow, BackendState, Snapshot};
+use proxy_cli::args::list::ApiArgs;
+use proxy_cli::output::{BACKENDS, List, Row};
+use proxy_cli::selector::ServiceSelector;
 use proxy_core::model::lookup::{Place, Places};
 use proxy_core::model::net::IpFamily;
 
@@ -66,20 +67,8 @@ fn of_rows<'a>(
     places: &Places,
     with_service: bool,
 ) -> List<BackendJson> {
-    let service = Column::new("SERVICE");
-    let columns = [
-        Column::new("ID").number(),
-        Column::new("ENDPOINT"),
-        Column::new("STATE"),
-        Column::new("LOCAL"),
-        Column::new("WEIGHT").number(),
-        Column::new("CONNECTIONS").number(),
-        Column::new("OPEN").number().sorted_by("open"),
-        if with_service { service } else { service.hidden() },
-        Column::new("POD").wide(),
-        Column::new("NODE").wide(),
-        Column::new("ZONE").wide(),
-    ];
+    let columns = BACKENDS
+        .map(|column| if with_service || column.heading() != "SERVICE" { column } else { column.hidden() });
     let mut list = List::new("backends", columns, "No endpoints are programmed.");
     for (id, row) in rows {
         let mut state = row.state.label().to_owned();

@@ -5,9 +5,11 @@ use std::io::Write;
 use super::error::ShowError;
 use super::flow::{self, FlowSelection};
 use super::zero::Zero;
-use crate::cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
-use crate::cli::selector::{AskLabels, ServiceSelector};
-use crate::maps::view::{FlowRow, FlowState, View};
+use crate::cli::selector::SelectInMaps as _;
+use crate::maps::view::{FlowRow, View};
+use proxy_cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
+use proxy_cli::selector::{AskLabels, ServiceSelector};
+use proxy_core::model::FlowState;
 
 /// Deletes flows, and prints them.
 pub(super) fn delete_flows(

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use proxy_cli::selector::{AskLabels, ServiceSelector};
 use proxy_common::map_names;
 
 use super::answer::CommandOutput;
@@ -13,18 +14,20 @@ use super::service::{ReportedState, ServiceProblems};
 use super::stats::Meter;
 use super::status::{Status, StatusFacts};
 use super::zero::Zero;
-use super::{backend, change, dump, flow, map, service, stats as counters, watch};
-use crate::cli::args::inspect::{
-    BackendCommand, BackendListArgs, FlowCommand, FlowListArgs, MapCommand, MapDumpArgs, ServiceCommand,
-    ServiceListArgs, StatsArgs, StatusArgs,
-};
-use crate::cli::args::list::{ApiArgs, Output};
+use crate::cli::selector::SelectInMaps as _;
+use proxy_cli::output::write_list;
+
+use super::{backend, change, dump, flow, map, service, stats as counters};
 use crate::cli::check;
 use crate::cli::explain::AskPod;
 use crate::cli::programmed;
-use crate::cli::selector::{AskLabels, ServiceSelector};
-use crate::config::value::Listen;
-use crate::maps::view::{Snapshot, View};
+use crate::maps::view::View;
+use proxy_cli::args::inspect::{
+    BackendCommand, BackendListArgs, FlowCommand, FlowListArgs, MapCommand, MapDumpArgs, ServiceCommand,
+    ServiceListArgs, StatsArgs, StatusArgs,
+};
+use proxy_cli::args::list::{ApiArgs, Output};
+use proxy_cli::value::Listen;
 use proxy_core::model::lookup::Places;
 
 /// What commands ask the API server for.
@@ -38,28 +41,13 @@ pub struct AskApi {
     pub pod: AskPod,
 }
 
-/// Returns the columns of the list of this command, in lower case; empty if it is no list.
-pub(in crate::cli) fn columns(path: &str) -> Vec<String> {
-    let (nothing, all) = (Snapshot::default(), ServiceSelector::default());
-    match path {
-        "service list" => service::list(&nothing, &all).columns(),
-        "backend list" => backend::list(&nothing, &all, &Places::default()).columns(),
-        "flow list" => flow::list(&[], &nothing, &FlowSelection::default()).columns(),
-        "stats" => counters::list(&nothing, &all).columns(),
-        "map list" => map::list(&[], &[]).map(|list| list.columns()).unwrap_or_default(),
-        "programmed" => programmed::columns(),
-        "config" => ["setting", "value", "from"].map(str::to_owned).to_vec(),
-        _ => Vec::new(),
-    }
-}
-
 /// `ballast service`.
 pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
         ServiceCommand::List(ServiceListArgs { list, selector }) => {
             let view = View::open(&list.maps.bpffs)?;
-            let selector = ServiceSelector::new(selector, &view, ask.labels)?;
-            watch::write(&list.view, out, || Ok(service::list(&view.snapshot()?, &selector)))
+            let selector = ServiceSelector::programmed(selector, &view, ask.labels)?;
+            write_list(&list.view, out, || Ok(service::list(&view.snapshot()?, &selector)))
         }
         ServiceCommand::Show(args) => {
             let selector = ServiceSelector::parse(&args.selector, ask.labels)?;
@@ -114,9 +102,9 @@ fn places(output: Output, api: &ApiArgs, selector: &ServiceSelector, ask: AskPla
 pub fn stats(args: &StatsArgs, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
     let StatsArgs { list, selector, rate, zero } = args;
     let view = View::open(&list.maps.bpffs)?;
-    let selector = ServiceSelector::new(selector, &view, ask.labels)?;
+    let selector = ServiceSelector::programmed(selector, &view, ask.labels)?;
     let mut meter = Meter::default();
-    watch::write(&list.view, out, || match rate {
+    write_list(&list.view, out, || match rate {
         Some(period) => meter.rates(&selector, *period, || Ok(view.snapshot()?)),
         None => Ok(counters::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &selector)),
     })
@@ -126,9 +114,9 @@ pub fn stats(args: &StatsArgs, ask: AskApi, out: &mut impl Write) -> Result<(), 
 pub fn backends(command: &BackendCommand, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
     let BackendCommand::List(BackendListArgs { list, selector: args, zero }) = command;
     let view = View::open(&list.maps.bpffs)?;
-    let selector = ServiceSelector::new(args, &view, ask.labels)?;
+    let selector = ServiceSelector::programmed(args, &view, ask.labels)?;
     let places = places(list.view.format.output.output, &args.api, &selector, ask.places);
-    watch::write(&list.view, out, || {
+    write_list(&list.view, out, || {
         Ok(backend::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &selector, &places))
     })
 }
@@ -138,7 +126,7 @@ pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError>
     match command {
         MapCommand::List(args) => {
             let view = View::open(&args.list.maps.bpffs)?;
-            watch::write(&args.list.view, out, || map::list(&view.usage()?, &args.names))
+            write_list(&args.list.view, out, || map::list(&view.usage()?, &args.names))
         }
         MapCommand::Dump(MapDumpArgs { list, name }) => {
             let view = View::open(&list.maps.bpffs)?;
@@ -146,7 +134,7 @@ pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError>
             if !known().any(|known| known == name) {
                 return Err(ShowError::no_map(name, known()));
             }
-            watch::write(&list.view, out, || Ok(dump::list(view.dump(name)?)))
+            write_list(&list.view, out, || Ok(dump::list(view.dump(name)?)))
         }
     }
 }
@@ -157,9 +145,7 @@ pub fn flows(command: &FlowCommand, ask: AskApi, out: &mut impl Write) -> Result
         FlowCommand::List(FlowListArgs { list, which, expired }) => {
             let view = View::open(&list.maps.bpffs)?;
             let selection = FlowSelection::new(which, *expired, &view, ask.labels)?;
-            watch::write(&list.view, out, || {
-                Ok(flow::list(&view.flows()?, &view.service_names()?, &selection))
-            })
+            write_list(&list.view, out, || Ok(flow::list(&view.flows()?, &view.service_names()?, &selection)))
         }
         FlowCommand::Delete(args) => change::delete_flows(args, ask.labels, out),
     }

@@ -6,11 +6,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::ShowError;
-use super::list::{Column, List, Row};
 use super::probe::{agent_address, ask, parse};
-use super::watch;
-use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
+use proxy_cli::args::inspect::ConfigArgs;
+use proxy_cli::output::{List, Row, SETTINGS, write_list};
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// The used part of `/configz`.
@@ -73,8 +72,8 @@ pub(in crate::cli) fn list(
         let near = did_you_mean(&nearest(asked, origins.iter().map(|origin| &*origin.name)));
         return Err(ShowError::NoSetting { asked: asked.clone(), near });
     }
-    let columns = [Column::new("SETTING"), Column::new("VALUE"), Column::new("FROM")];
-    let mut list = List::new("settings", columns, "All settings have their defaults; --defaults shows them.");
+    let mut list =
+        List::new("settings", SETTINGS, "All settings have their defaults; --defaults shows them.");
     let is_meant = |origin: &&Origin| {
         if names.is_empty() {
             defaults || !origin.is_default()
@@ -93,7 +92,7 @@ pub(in crate::cli) fn list(
 
 /// `ballast config`.
 pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> {
-    watch::write(&args.list, out, || list(&settings(args)?, &args.names, args.defaults))
+    write_list(&args.list, out, || list(&settings(args)?, &args.names, args.defaults))
 }
 
 /// Queries the agent for its settings.
@@ -112,7 +111,7 @@ fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::Output;
+    use proxy_cli::args::list::Output;
 
     fn origins() -> Vec<Origin> {
         let one = |name: &str, value: &str, from: &str| Origin {
@@ -141,7 +140,7 @@ mod tests {
     fn given_and_named_settings_are_shown() {
         let text = |names: &[&str], all| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            list(&origins(), &names, all)?.render(Output::Name, true)
+            Ok::<_, ShowError>(list(&origins(), &names, all)?.render(Output::Name, true)?)
         };
         assert_eq!(text(&[], false).unwrap(), "max-flows\n");
         assert_eq!(text(&[], true).unwrap(), "max-flows\nbpffs\n");

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::list::{Column, List, Row};
 use crate::maps::view::Entry;
+use proxy_cli::output::{Column, List, Row};
 
 /// An entry of a map.
 #[derive(Debug, Serialize)]
@@ -43,7 +43,7 @@ fn text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::Output;
+    use proxy_cli::args::list::Output;
     use serde_json::json;
 
     #[test]

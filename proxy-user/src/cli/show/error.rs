@@ -4,8 +4,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::cli::selector::SelectorError;
 use crate::maps::view::ViewError;
+use proxy_cli::output::ListError;
+use proxy_cli::selector::SelectorError;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Why a command failed.
@@ -24,16 +25,6 @@ pub enum ShowError {
         asked: String,
         /// Similar names, with a leading `; `; or empty.
         near: String,
-    },
-    /// The list has no such field or column to sort by.
-    #[error("the list has no field or column {asked:?}{near} (--sort-by takes {known})")]
-    NoField {
-        /// The requested field.
-        asked: String,
-        /// Similar names, with a leading `; `; or empty.
-        near: String,
-        /// All fields, and the columns besides them.
-        known: String,
     },
     /// The API server did not return a pod, or the pod has no usable address.
     #[error("{0}")]
@@ -90,12 +81,9 @@ pub enum ShowError {
         /// Address and port of the destination.
         destination: SocketAddr,
     },
-    /// The output cannot be written as JSON.
-    #[error("cannot write the output as JSON: {0}")]
-    Json(#[from] serde_json::Error),
-    /// The output cannot be written as YAML.
-    #[error("cannot write the output as YAML: {0}")]
-    Yaml(#[from] serde_saphyr::ser::Error),
+    /// The list cannot be sorted or written.
+    #[error(transparent)]
+    List(#[from] ListError),
     /// The reader of standard output has gone.
     #[error("cannot write to standard output: {0}")]
     Write(io::Error),
@@ -116,6 +104,12 @@ pub struct AskError {
 impl ShowError {
     pub(super) fn no_map<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Self {
         Self::NoMap { asked: asked.to_owned(), near: did_you_mean(&nearest(asked, known)) }
+    }
+}
+
+impl From<serde_json::Error> for ShowError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::List(error.into())
     }
 }
 

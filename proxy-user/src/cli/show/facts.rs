@@ -9,10 +9,10 @@ use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
 
 use super::shared_ports::shared_ports;
-use crate::config::value::SnatPorts;
 use crate::host::diag::Diag;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
 use crate::programs::{Attachment, MissingFeature, attachments, missing_features};
+use proxy_cli::value::SnatPorts;
 
 /// The facts from the pinned programs and maps.
 #[derive(Clone, Debug)]

@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::list::{Column, List, Row};
+use super::error::ShowError;
 use super::names::{ServiceIdentity, title};
-use super::table::age;
-use crate::cli::args::common::FlowFilterArgs;
-use crate::cli::question::Peer;
-use crate::cli::selector::{AskLabels, SelectorError, ServiceSelector};
-use crate::maps::view::{FlowRow, FlowState, Snapshot, View};
+use crate::cli::selector::SelectInMaps as _;
+use crate::maps::view::{FlowRow, Snapshot, View};
+use proxy_cli::args::common::FlowFilterArgs;
+use proxy_cli::output::{FLOWS, List, Row, age};
+use proxy_cli::question::Peer;
+use proxy_cli::selector::{AskLabels, ServiceSelector};
+use proxy_core::model::FlowState;
 use proxy_core::model::net::{IpFamily, Protocol};
 
 /// Which flows are selected.
@@ -57,23 +59,9 @@ pub struct FlowJson {
 
 /// Returns one row for each selected flow.
 pub fn list(rows: &[FlowRow], snapshot: &Snapshot, selection: &FlowSelection) -> List<FlowJson> {
-    let columns = [
-        Column::new("PROTO"),
-        Column::new("CLIENT"),
-        Column::new("FRONTEND"),
-        Column::new("BACKEND"),
-        Column::new("STATE"),
-        Column::new("AGE").number().clock().sorted_by("ageSeconds"),
-        Column::new("IDLE").number().clock().sorted_by("idleSeconds"),
-        Column::new("TIMEOUT").number().clock().wide().sorted_by("timeoutSeconds"),
-        Column::new("SERVICE").wide(),
-        Column::new("FORWARDING").wide(),
-        Column::new("SOURCE").wide(),
-        Column::new("BACKEND-ID").wide(),
-    ];
     let mut list = List::new(
         "flows",
-        columns,
+        FLOWS,
         "No connections. (Connections of local sockets are translated at connect, and have no entry.)",
     );
     for row in rows.iter().filter(|row| selection.takes(row, snapshot)) {
@@ -106,8 +94,8 @@ impl FlowSelection {
         with_expired: bool,
         view: &View,
         ask: AskLabels,
-    ) -> Result<Self, SelectorError> {
-        Ok(Self::of(args, with_expired, ServiceSelector::new(&args.selector, view, ask)?))
+    ) -> Result<Self, ShowError> {
+        Ok(Self::of(args, with_expired, ServiceSelector::programmed(&args.selector, view, ask)?))
     }
 
     /// Returns the selection of these arguments and Services.

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use proxy_common::latency::LatencyEntry;
 use serde::Serialize;
 
-use super::table::Table;
 use crate::maps::view::Snapshot;
+use proxy_cli::output::Table;
 
 /// Measurements of the connections to one endpoint, or to all endpoints of a Service port.
 #[derive(Serialize)]

@@ -6,9 +6,8 @@ use proxy_common::map_names as names;
 use serde::Serialize;
 
 use super::error::ShowError;
-use super::list::{Column, List, Row};
-use super::table::bytes;
 use crate::maps::view::UsageRow;
+use proxy_cli::output::{List, MAPS, Row, bytes};
 
 /// Percentage of used entries at which a map counts as nearly full.
 const NEARLY_FULL: u64 = 90;
@@ -46,17 +45,7 @@ pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<MapJson>, ShowEr
             return Err(ShowError::no_map(asked, rows.iter().map(|row| row.name)));
         }
     }
-    let columns = [
-        Column::new("NAME"),
-        Column::new("TYPE"),
-        Column::new("USED").number().sorted_by("used"),
-        Column::new("CAPACITY").number().sorted_by("capacity"),
-        Column::new("MEMORY").number().sorted_by("memory"),
-        Column::new("PIN"),
-        Column::new("ID").number().wide(),
-        Column::new("SETTING").wide(),
-    ];
-    let mut list = List::new("maps", columns, "No maps.");
+    let mut list = List::new("maps", MAPS, "No maps.");
     for row in rows.iter().filter(|row| names.is_empty() || names.iter().any(|name| name == row.name)) {
         let cells = vec![
             row.name.to_owned(),

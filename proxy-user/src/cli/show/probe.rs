@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 
 use super::error::{AskError, ShowError};
 use crate::config::run::METRICS_PORT;
-use crate::config::value::Listen;
 use crate::programs::XdpDevice;
+use proxy_cli::value::Listen;
 use proxy_core::model::ApiServers;
 use proxy_core::model::settings::PROXY_MODE;
 
@@ -201,7 +201,7 @@ pub(in crate::cli) fn agent_address(listen: Option<Listen>) -> Result<SocketAddr
 mod tests {
     use std::net::TcpListener;
 
-    use crate::http::tests::free_port;
+    use proxy_core::testing::free_port;
 
     use super::*;
 

@@ -4,19 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
+use proxy_cli::selector::ServiceSelector;
 use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 
 use super::backend::{Draining, draining};
 use super::by_service::{ByService, refusals};
-use super::document::document;
 use super::error::ShowError;
-use super::list::{Column, List, Row};
 use super::names::{ServiceIdentity, title, unmanaged_note};
-use super::table::bytes;
-use crate::cli::args::list::Output;
-use crate::cli::selector::ServiceSelector;
+use crate::cli::selector::SelectInMaps as _;
 use crate::maps::view::{BackendRow, FrontendRow, NameRow, Snapshot, UnmanagedRow};
+use proxy_cli::args::list::Output;
+use proxy_cli::output::{Column, FRONTENDS, List, Row, bytes, document};
 use proxy_core::model::lookup::Places;
 use proxy_core::model::net::IpFamily;
 
@@ -103,21 +102,9 @@ pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<ServiceRowJ
 
 /// Returns one row for each frontend; the rows of one Service need no names.
 fn frontend_rows(rows: &[&FrontendRow], snapshot: &ByService<'_>, with_names: bool) -> List<ServiceRowJson> {
-    let with_service = |column: Column| if with_names { column } else { column.hidden() };
-    let columns = [
-        with_service(Column::new("SERVICE")),
-        Column::new("TYPE"),
-        Column::new("ADDRESS").narrow().sorted_by("address"),
-        Column::new("ADDRESS").wide().sorted_by("address"),
-        Column::new("FOR").wide(),
-        Column::new("POLICY").wide(),
-        Column::new("AFFINITY").wide().sorted_by("affinitySeconds"),
-        Column::new("ALGORITHM").wide(),
-        with_service(Column::new("SERVICE-ID").number().wide()),
-        with_service(Column::new("DRAINING").wide().sorted_by("draining.flows")),
-        Column::new("ENDPOINTS").narrow(),
-        Column::new("ENDPOINTS").wide(),
-    ];
+    let is_of_service = |column: Column| ["SERVICE", "SERVICE-ID", "DRAINING"].contains(&column.heading());
+    let columns =
+        FRONTENDS.map(|column| if with_names || !is_of_service(column) { column } else { column.hidden() });
     let mut list = List::new("frontends", columns, "No Services are programmed.");
     for row in rows {
         let cells = vec![
@@ -217,7 +204,7 @@ pub fn show(
     }
     if output.is_document() {
         let ports = ports.into_iter().map(|(id, name)| port_json(*id, name, snapshot, of_name(name)));
-        return document(&ShowJson { ports: ports.collect(), unmanaged: unmanaged(snapshot) }, output);
+        return Ok(document(&ShowJson { ports: ports.collect(), unmanaged: unmanaged(snapshot) }, output)?);
     }
     let parts = ports
         .into_iter()

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use proxy_cli::selector::ServiceSelector;
 use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 use serde_json::Number;
 
 use super::by_service::refusals;
 use super::error::ShowError;
-use super::list::{Column, List, Row};
 use super::names::ServiceIdentity;
-use super::table::bytes;
-use crate::cli::selector::ServiceSelector;
+use crate::cli::selector::SelectInMaps as _;
 use crate::maps::view::Snapshot;
+use proxy_cli::output::{List, RATES, Row, STATS, bytes};
 
 /// The counters of a Service port.
 #[derive(Debug, Serialize)]
@@ -113,15 +113,7 @@ fn lines(
     is_rate: bool,
     values: impl Fn(u32) -> [Number; 6],
 ) -> List<StatsJson> {
-    let headings = if is_rate {
-        ["CONN/s", "PKTS/s", "BYTES/s", "REPLY-PKTS/s", "REPLY-BYTES/s", "REFUSED/s"]
-    } else {
-        ["CONNECTIONS", "PACKETS", "BYTES", "REPLY-PACKETS", "REPLY-BYTES", "REFUSED"]
-    };
-    let fields = ["connections", "packets", "bytes", "replyPackets", "replyBytes", "refused"];
-    let number = |(heading, field)| Column::new(heading).number().sorted_by(field);
-    let columns = [Column::new("SERVICE"), Column::new("PROTO"), Column::new("FAMILY")];
-    let columns = columns.into_iter().chain(headings.into_iter().zip(fields).map(number));
+    let columns = if is_rate { RATES } else { STATS };
     let mut list = List::new("services", columns, "No Services are programmed.");
     let mut ids: Vec<u32> =
         snapshot.names.keys().copied().filter(|id| selector.takes(*id, snapshot)).collect();
@@ -162,8 +154,8 @@ fn lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::Output;
     use crate::maps::view::{NameRow, Transport};
+    use proxy_cli::args::list::Output;
     use proxy_core::model::net::IpFamily;
 
     fn snapshot(connections: u64) -> Snapshot {

@@ -11,17 +11,16 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::version::ABI_VERSION;
 use serde::Serialize;
 
-use super::document::document;
 use super::error::ShowError;
 pub use super::facts::StatusFacts;
 use super::map::MapJson;
 use super::probe::AgentState;
-use super::table::{Table, bytes};
-use crate::cli::args::list::Output;
 use crate::cli::check::facts::{Installed, Others};
 use crate::cli::check::judge;
 use crate::maps::view::{UsageRow, ViewError};
 use crate::programs::{AttachedXdp, Attachment, MissingFeature, XdpDevice};
+use proxy_cli::args::list::Output;
+use proxy_cli::output::{Table, bytes, document};
 use proxy_core::model::ApiServers;
 
 /// All data of `ballast status`.
@@ -148,7 +147,7 @@ impl Status {
     /// Renders the status in the requested format.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
         match output {
-            Output::Json | Output::Yaml | Output::Otlp => document(&self.document(), output),
+            Output::Json | Output::Yaml | Output::Otlp => Ok(document(&self.document(), output)?),
             Output::Name => Ok(if self.problems().is_empty() { "ok\n" } else { "problems\n" }.to_owned()),
             Output::Text | Output::Wide | Output::Short => Ok(self.text(output)),
         }

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use insta::assert_snapshot;
+use proxy_cli::output::{List, write_list};
+use proxy_cli::selector::{ServiceFilter, ServiceSelector};
 use proxy_common::latency::LatencyEntry;
 use proxy_common::reason::Reason;
 use proxy_common::stats::ServiceStats;
@@ -16,23 +18,25 @@ use rstest::rstest;
 use serde::Serialize;
 
 use super::*;
-use crate::cli::args::bpffs::BpffsArgs;
-use crate::cli::args::list::{NamespaceArgs, Output, OutputArgs};
-use crate::cli::args::{AgentArgs, Args, Command, ReaderArgs, StatusArgs};
+use crate::cli::args::{Args, Command};
 use crate::cli::check;
 use crate::cli::check::facts::{Installed, Others};
-use crate::cli::selector::{ServiceFilter, ServiceSelector};
-use crate::config::value::Listen;
-use crate::http::tests::free_port;
+use crate::cli::selector::{SelectInMaps as _, matches};
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, FrontendRowKind,
-    FrontendRowScope as Clients, NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
+    BackendRow, BackendState, FlowRow, Forwarding, FrontendRow, FrontendRowKind, FrontendRowScope as Clients,
+    NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
-use proxy_core::model::ApiServers;
+use proxy_cli::args::bpffs::BpffsArgs;
+use proxy_cli::args::common::{AgentArgs, ReaderArgs};
+use proxy_cli::args::inspect::StatusArgs;
+use proxy_cli::args::list::{NamespaceArgs, Output, OutputArgs};
+use proxy_cli::value::Listen;
 use proxy_core::model::lookup::{Place, Places};
 use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{ApiServers, FlowState};
+use proxy_core::testing::free_port;
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -1000,7 +1004,7 @@ fn a_name_without_namespace(
     let flags = NamespaceArgs { namespace: namespace.map(str::to_owned), all_namespaces };
     let filter = ServiceFilter::parse(text, &flags).unwrap();
     let cluster = cluster();
-    let found = [1, 3].iter().filter(|id| filter.matches(**id, &cluster.names[id], &cluster)).count();
+    let found = [1, 3].iter().filter(|id| matches(&filter, **id, &cluster.names[id], &cluster)).count();
     assert_eq!(found, expected);
 }
 
@@ -1044,7 +1048,7 @@ fn an_unknown_namespace_is_an_error_with_the_nearest() {
 fn a_service_is_named(#[case] text: &str, #[case] expected: bool) {
     let cluster = cluster();
     let filter: ServiceFilter = text.parse().unwrap();
-    assert_eq!(filter.matches(1, &cluster.names[&1], &cluster), expected);
+    assert_eq!(matches(&filter, 1, &cluster.names[&1], &cluster), expected);
 }
 
 #[rstest]

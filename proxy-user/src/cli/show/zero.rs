@@ -8,11 +8,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use proxy_cli::selector::ServiceSelector;
 use proxy_common::stats::ServiceStats;
 use serde::{Deserialize, Serialize};
 
 use super::error::ShowError;
-use crate::cli::selector::ServiceSelector;
+use crate::cli::selector::SelectInMaps as _;
 use crate::maps::view::Snapshot;
 
 const FILE: &str = "zero.json";

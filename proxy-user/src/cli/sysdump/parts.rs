@@ -5,17 +5,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use proxy_cli::selector::ServiceSelector;
 use proxy_common::map_names;
 use serde_json::{Value, json};
 
-use crate::cli::args::change::SysdumpArgs;
-use crate::cli::args::list::{Output, OutputArgs};
-use crate::cli::args::{ReaderArgs, StatusArgs};
-use crate::cli::selector::ServiceSelector;
 use crate::cli::show::{
     AgentState, FlowSelection, ask, backend_list, flow_list, map_list, probe, service_list, status,
 };
 use crate::maps::view::View;
+use proxy_cli::args::change::SysdumpArgs;
+use proxy_cli::args::common::ReaderArgs;
+use proxy_cli::args::inspect::StatusArgs;
+use proxy_cli::args::list::{Output, OutputArgs};
 use proxy_core::model::lookup::Places;
 
 /// Name of a file of the archive, and its content or why there is none.

@@ -8,7 +8,7 @@ use super::fields::{SETTINGS, Setting};
 use super::file::{API_VERSION, KIND};
 use super::kind::{SettingKind, Value};
 use crate::config::run::RunConfig;
-use crate::config::value::DetectLocalMode;
+use proxy_cli::value::DetectLocalMode;
 
 /// Returns a `KubeProxyConfiguration` with the settings of `config`; a setting that was not given has kube-proxy's default.
 pub fn of(config: &RunConfig) -> Json {

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde_json::json;
 
 use super::tree::Node;
-use crate::config::value::{self, DetectLocalMode, Listen};
+use proxy_cli::value::{self, DetectLocalMode, Listen};
 
 /// The kind of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

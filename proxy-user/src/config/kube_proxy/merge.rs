@@ -16,7 +16,7 @@ use super::fields::Modes;
 use super::file::{self, FileError};
 use super::values::Values;
 use crate::config::options::{Options, SYNC_PERIOD};
-use crate::config::value::{
+use proxy_cli::value::{
     AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
 };
 use proxy_core::model::settings::Conntrack;

@@ -14,7 +14,7 @@ use super::*;
 use crate::cli::args::kube_proxy::{OWN, as_spelled_here};
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
-use crate::config::value::{self, LogFormat, LogLevel, NodePortAddress};
+use proxy_cli::value::{self, LogFormat, LogLevel, NodePortAddress};
 use proxy_core::model::settings::DetectLocal;
 use proxy_core::model::{HostDevice, HostView, NodeView};
 use proxy_core::plan::plan_node;

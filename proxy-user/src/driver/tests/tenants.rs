@@ -9,12 +9,12 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-use crate::api::{convert, objects};
 use proxy_core::model::{Cluster, Event, Key, NodeView, Object, Problem, Service, ServiceName, SliceName};
 use proxy_core::plan::{PlanSettings, plan_service};
 use proxy_core::store::{Capacity, FrontendKey, MemoryStore};
 use proxy_core::sync::{QuarantinePeriods, Reconciler};
 use proxy_core::testing::oracle::{Seen, resolve};
+use proxy_watch::api::{convert, objects};
 
 /// Room for the victims, and for a few of the hostile Services.
 const TABLES: Capacity =

@@ -1,6 +1,7 @@
 use super::*;
-use crate::http::tests::{fetch, free_port, state};
+use crate::http::tests::{fetch, state};
 use proxy_core::plan::HealthCheck;
+use proxy_core::testing::free_port;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -17,8 +17,9 @@ use proxy_common::flow::{
     holds_flow, slot_of, with_bits,
 };
 use proxy_common::map_names as map;
+use proxy_core::model::FlowState;
 
-use super::{FlowRow, FlowState, View, ViewError, flows};
+use super::{FlowRow, View, ViewError, flows};
 use crate::maps::mapping::Mapping;
 
 /// Attempts to claim a flow whose state is changed by packets at the same time; then the flow is left to the next call.

@@ -12,8 +12,9 @@ use proxy_common::flow::{FlowEntry, STATE_DSR, STATE_SNAT, STATE_USED};
 use proxy_common::map_names as map;
 use proxy_common::prefilter::{Role, position};
 use proxy_common::{Address, PROTO_UDP};
+use proxy_core::model::FlowState;
 
-use super::flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
+use super::flow_row::{FlowCounts, FlowRow, Forwarding};
 use super::{Transport, View, ViewError};
 use crate::maps::mapping::Mapping;
 use proxy_core::store::FilterBit;

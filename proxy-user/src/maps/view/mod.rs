@@ -48,7 +48,7 @@ use proxy_common::version::ABI_VERSION;
 pub use delete::Claimed;
 pub use dump::Entry;
 pub use error::ViewError;
-pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
+pub use flow_row::{FlowCounts, FlowRow, Forwarding};
 pub use flows::monotonic;
 pub(super) use flows::{not_before, now};
 pub use latency::Example;

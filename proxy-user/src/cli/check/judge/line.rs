@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::docs;
+use proxy_core::docs;
 
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

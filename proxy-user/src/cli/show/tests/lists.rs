@@ -1,10 +1,11 @@
 //! Tests every list with every flag, from the words of the command line to the output.
 
 use super::*;
-use crate::cli::args::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand};
-use crate::cli::args::list::SelectorArgs;
 use crate::cli::origins::Origin;
-use crate::cli::selector::AskLabels;
+use crate::cli::selector::SelectInMaps as _;
+use proxy_cli::args::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand};
+use proxy_cli::args::list::SelectorArgs;
+use proxy_cli::selector::AskLabels;
 use serde_json::{Value, json};
 
 /// A list: its words, the name of its rows in JSON, and the fields of columns whose cells have units or words.
@@ -65,27 +66,27 @@ fn write(words: &[&str], out: &mut impl Write) -> Result<(), ShowError> {
     match Args::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).command {
         Command::Service { command: ServiceCommand::List(args) } => {
             let selector = selected(&args.selector)?;
-            watch::write(&args.list.view, out, || Ok(service_list(&counted(), &selector)))
+            write_list(&args.list.view, out, || Ok(service_list(&counted(), &selector)))
         }
         Command::Backend { command: BackendCommand::List(args) } => {
             let selector = selected(&args.selector)?;
-            watch::write(&args.list.view, out, || Ok(backend_list(&counted(), &selector, &Places::default())))
+            write_list(&args.list.view, out, || Ok(backend_list(&counted(), &selector, &Places::default())))
         }
         Command::Flow { command: FlowCommand::List(args) } => {
             let services = selected(&args.which.selector)?;
             let selection = FlowSelection::of(&args.which, args.expired, services);
-            watch::write(&args.list.view, out, || Ok(flow_list(&flows(), &counted(), &selection)))
+            write_list(&args.list.view, out, || Ok(flow_list(&flows(), &counted(), &selection)))
         }
         Command::Stats(args) => {
             let selector = selected(&args.selector)?;
-            watch::write(&args.list.view, out, || Ok(stats::list(&counted(), &selector)))
+            write_list(&args.list.view, out, || Ok(stats::list(&counted(), &selector)))
         }
         Command::Map { command: MapCommand::List(args) } => {
-            watch::write(&args.list.view, out, || map_list(&maps(), &args.names))
+            write_list(&args.list.view, out, || map_list(&maps(), &args.names))
         }
         Command::Map { command: MapCommand::Dump(args) } => {
             let entry = |number: u32| (json!({ "port": number }), json!({ "slots": [number], "none": null }));
-            watch::write(&args.list.view, out, || Ok(dump::list([9, 10, 1].map(entry).to_vec())))
+            write_list(&args.list.view, out, || Ok(dump::list([9, 10, 1].map(entry).to_vec())))
         }
         Command::Config(args) => {
             let origin = |(name, value): (&str, &str)| Origin {
@@ -94,7 +95,7 @@ fn write(words: &[&str], out: &mut impl Write) -> Result<(), ShowError> {
                 from: "flag".to_owned(),
             };
             let origins = [("max-flows", "9"), ("max-sockets", "10"), ("bpffs", "")].map(origin);
-            watch::write(&args.list, out, || config::list(&origins, &args.names, args.defaults))
+            write_list(&args.list, out, || config::list(&origins, &args.names, args.defaults))
         }
         other => panic!("no list: {other:?}"),
     }
