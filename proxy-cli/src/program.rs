@@ -55,7 +55,7 @@ fn run_plugin(args: &KubectlArgs) -> Result<ExitCode, KubectlError> {
         Err(error) => Err(error),
         Ok(Outcome { stdout, stderr: messages, is_well }) => {
             print(&stdout)?;
-            // Nobody reads messages if standard error is closed.
+            // If standard error is closed, there is no reader for messages.
             let _ = stderr().write_all(messages.as_bytes());
             Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -30,6 +30,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The interval of the keepalive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// A connection on which the server acknowledges nothing for this time is dead (`TCP_USER_TIMEOUT`).
+#[cfg(target_os = "linux")]
 const DEAD: Duration = Duration::from_secs(20);
 
 /// The address of an API server.
@@ -105,6 +106,7 @@ fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    #[cfg(target_os = "linux")]
     tcp.set_tcp_user_timeout(Some(DEAD));
     let mut tls =
         HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
