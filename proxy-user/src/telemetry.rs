@@ -301,6 +301,8 @@ mod tests {
             let filter = directives(LogLevel::Info, filter).unwrap();
             let subscriber = subscriber(LogFormat::Text, filter, sink.clone(), None);
             tracing::subscriber::with_default(subscriber, || {
+                tracing::info!(target: "proxy_cli::sync", "line");
+                tracing::info!(target: "proxy_watch::sync", "line");
                 tracing::info!(target: "proxy_user::sync", "line");
                 tracing::info!(target: "proxy_core::sync", "line");
                 tracing::info!(target: "proxy_common::sync", "line");
