@@ -7,8 +7,8 @@ use clap::ValueEnum;
 use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 
 use super::bpffs::BpffsArgs;
-use crate::value;
 use crate::question;
+use crate::value;
 
 /// How an answer is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -468,6 +468,9 @@ fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
     let expired = kube::core::Status::failure("Unauthorized", "Unauthorized").with_code(401);
     let error = KubectlError::api("x", "list pods", &kube::Error::Api(expired.boxed())).to_string();
     assert!(error.contains("(401)") && error.contains("check --kubeconfig"), "{error}");
+    let no_json = kube::Error::SerdeError(serde_json::from_str::<u8>("<html>").unwrap_err());
+    let error = KubectlError::api("https://x", "list pods", &no_json).to_string();
+    assert!(error.starts_with("the API server https://x does not answer (Error deserializing"), "{error}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ struct Claim {
 #[derive(Clone, Debug, Default)]
 pub struct Claims {
     /// Sorted claims of each frontend; most frontends have one.
-    claims: BTreeMap<Frontend, SortedMap<Claim, ()>>,
+    of_frontends: BTreeMap<Frontend, SortedMap<Claim, ()>>,
     /// The frontends that each Service port asks for and another claim has, and whether they are no cluster addresses.
     lost: BTreeMap<ServicePortName, BTreeSet<(Frontend, bool)>>,
     /// The number of Services with each unmanaged cluster address. Only a cluster address has frontends there: otherwise an
@@ -33,12 +33,12 @@ pub struct Claims {
 impl Claims {
     /// Rebuilds the tree compactly, after many claims were added.
     pub fn pack(&mut self) {
-        pack(&mut self.claims);
+        pack(&mut self.of_frontends);
     }
 
     /// Returns the Service port that owns the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        let first = self.claims.get(&any_scope(frontend))?.keys().next()?;
+        let first = self.of_frontends.get(&any_scope(frontend))?.keys().next()?;
         (!self.is_unmanaged(frontend, first)).then_some(&first.port)
     }
 
@@ -49,7 +49,8 @@ impl Claims {
     /// Returns the first claim to each frontend at this address.
     fn at(&self, address: IpAddr) -> impl Iterator<Item = (&Frontend, &Claim)> {
         let first = Frontend { address, port: 0, protocol: Protocol::Tcp, scope: Scope::Internal };
-        let claims = self.claims.range(first..).take_while(move |(frontend, _)| frontend.address == address);
+        let claims =
+            self.of_frontends.range(first..).take_while(move |(frontend, _)| frontend.address == address);
         claims.filter_map(|(frontend, claims)| Some((frontend, claims.keys().next()?)))
     }
 
@@ -91,12 +92,12 @@ impl Claims {
     }
 
     fn is_contested(&self, frontend: &Frontend) -> bool {
-        let claims = self.claims.get(frontend);
+        let claims = self.of_frontends.get(frontend);
         claims.is_some_and(|claims| claims.len() > 1) || self.unmanaged.contains_key(&frontend.address)
     }
 
     fn insert(&mut self, frontend: &Frontend, claim: &Claim, touched: &mut BTreeSet<ServicePortName>) {
-        let claims = self.claims.entry(*frontend).or_default();
+        let claims = self.of_frontends.entry(*frontend).or_default();
         let before = claims.keys().next().cloned();
         claims.insert(claim.clone(), ());
         let owner = claims.keys().next().cloned();
@@ -108,7 +109,7 @@ impl Claims {
     }
 
     fn remove(&mut self, frontend: &Frontend, claim: &Claim, touched: &mut BTreeSet<ServicePortName>) {
-        let Some(claims) = self.claims.get_mut(frontend) else { return };
+        let Some(claims) = self.of_frontends.get_mut(frontend) else { return };
         let before = claims.keys().next().cloned();
         claims.remove(claim);
         let owner = claims.keys().next().cloned();
@@ -122,7 +123,7 @@ impl Claims {
             }
         }
         if claims.is_empty() {
-            self.claims.remove(frontend);
+            self.of_frontends.remove(frontend);
         }
         touched.extend([before, owner].into_iter().flatten().map(|claim| claim.port));
     }

@@ -470,7 +470,6 @@ async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
     std::future::pending().await
 }
 
-/// Returns the kind of object that an event concerns; `None` for the host.
 /// Returns the time from the end of a sync that took `took` to the next one: at most a fifth of the time is spent with syncs, so that
 /// a large Service that changes all the time neither keeps a core busy nor fills `slots` with the extents of its last second.
 fn pause(min_sync_period: Duration, took: Duration) -> Duration {
@@ -478,6 +477,7 @@ fn pause(min_sync_period: Duration, took: Duration) -> Duration {
     min_sync_period.max(Duration::from_millis(1)).max((4 * took).min(Duration::from_secs(1)))
 }
 
+/// Returns the kind of object that an event concerns; `None` for the host.
 fn kind_of(event: &Event) -> Option<ObjectKind> {
     Some(match event {
         Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) | Event::Static { .. } => {

@@ -30,8 +30,8 @@ pub(super) fn client(
     let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
     let pod = ask(namespace, name).map_err(|why| {
         ShowError::Pod(format!(
-            "cannot read the pod {namespace}/{name}: {why}; `kubectl ballast explain` reads pods with your own rights, --kubeconfig names other credentials, and `pod` \
-             without a name means any pod of this node"
+            "cannot read the pod {namespace}/{name}: {why}; `kubectl ballast explain` reads pods with your own rights, \
+             --kubeconfig names other credentials, and `pod` without a name means any pod of this node"
         ))
     })?;
     let of_node = pod.node.as_deref().unwrap_or("none yet");

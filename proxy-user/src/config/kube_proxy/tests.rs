@@ -520,7 +520,8 @@ fn all_errors_of_a_config_file_are_reported_together() {
         errors[1].starts_with("F:1:7: kind: cannot read \"Pod\"; give KubeProxyConfiguration"),
         "{errors:?}"
     );
-    assert!(parse("F", "just text").unwrap_err().to_string().contains("not a KubeProxyConfiguration"));
+    let error = parse("F", "just text").unwrap_err().to_string();
+    assert!(error.contains("with `apiVersion: kubeproxy.config.k8s.io/v1alpha1` and `kind:"), "{error}");
     assert!(parse("F", "").is_err());
 }
 

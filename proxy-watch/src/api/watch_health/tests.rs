@@ -89,6 +89,12 @@ fn cause_of_an_error_is_printed_once() {
 }
 
 #[test]
+fn names_of_the_client_library_are_not_in_the_text() {
+    let text = chain(&forbidden());
+    assert!(!text.is_empty() && !text.contains("ApiError") && !text.contains("Status {"), "{text}");
+}
+
+#[test]
 fn cause_that_the_error_contains_is_not_repeated() {
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]
