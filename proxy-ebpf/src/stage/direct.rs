@@ -20,7 +20,7 @@ use proxy_common::{Address, PROTO_UDP};
 
 use super::established::is_of_another_connection;
 use super::seen::mark_direct_seen;
-use crate::context::{NatPlan, PacketCtx, Tuple};
+use crate::context::{NatPlan, Packet, PacketCtx, Tuple};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::track::{self, is_syn};
@@ -141,6 +141,10 @@ fn plan_translation<F: Frame, A: Address>(frame: F, ctx: &mut PacketCtx<A>, to: 
 /// answer to the SYN of the younger flow, and belongs to the older connection. The younger flow is removed: the SYN that
 /// its client retransmits gets another source port.
 ///
+/// A bare ACK is the endpoint's answer to the SYN itself, also if its socket is in `TIME_WAIT`. The client gets it from the
+/// frontend: it sends the SYN again at once (`tcp_rcv_synsent_state_process`), and its RST has no flow, so it does not reach the
+/// older connection.
+///
 /// If the client's direct connection from this port has a flow, it has another port at the endpoint. The older connection is
 /// then one of the Service, whose socket at the endpoint is in `TIME_WAIT`: as with `nf_conntrack`, the client gets the answer
 /// from the frontend, and its RST ends that socket.
@@ -152,16 +156,26 @@ fn plan_older_connection<M: FlowTable, F: Frame>(maps: M, frame: F, ctx: &mut Pa
     if !is_younger || other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
+    let Some(to) = other.to_client() else { return Step::Pass };
     let direct = reply.reversed();
     if track::exists(maps, &direct) {
-        return other.to_client().map_or(Step::Pass, |to| plan_translation(frame, ctx, &to));
+        return plan_translation(frame, ctx, &to);
     }
     (ctx.plan.backend_id, ..) = other.entry.backend();
     ctx.service = other.service();
     if !other.remove() {
         return Step::Pass;
     }
+    let is_answer = other.bits() & STATE_DIRECT == 0 && is_bare_ack(&ctx.packet, frame.link_header() as u32);
+    ctx.other = if is_answer { to } else { Tuple::EMPTY };
     plan_by_reply(maps, ctx, &reply, STATE_DIRECT)
+}
+
+/// Whether a TCP segment only acknowledges.
+#[inline(always)]
+fn is_bare_ack<A>(packet: &Packet<A>, link_header: u32) -> bool {
+    let end = packet.l4 - link_header + u32::from(packet.tcp_flags >> 12) * 4;
+    packet.length == end && packet.tcp_flags & (tcp::FIN | tcp::ACK) == tcp::ACK
 }
 
 /// Plans a flow without translation from a packet in reply direction, which then passes unchanged.

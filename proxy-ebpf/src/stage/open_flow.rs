@@ -59,8 +59,13 @@ where
                 mark_direct_seen(maps, &ctx.packet.key, time);
             }
             if ctx.packet.key.direction == DIRECTION_REPLY {
-                // A packet of an endpoint, or of this node itself: it passes unchanged.
-                return Step::Pass;
+                // A packet of an endpoint, or of this node itself: it passes unchanged, unless it is for another connection.
+                if ctx.plan.bits & STATE_LOCAL != 0 || ctx.other.dst_port == 0 {
+                    return Step::Pass;
+                }
+                let (to, reply) = (&ctx.other, &mut ctx.plan.reply);
+                (reply.src, reply.dst) = (to.dst, to.src);
+                (reply.src_port, reply.dst_port) = (to.dst_port, to.src_port);
             }
             frame.set_translated();
             Step::Translate

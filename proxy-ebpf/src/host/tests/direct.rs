@@ -14,6 +14,7 @@ use crate::step::{Lookup, Step};
 
 const ACK: Shape = Shape { flags: 0x10, ..SYN };
 const FIN: Shape = Shape { flags: 0x11, ..SYN };
+const RST: Shape = Shape { flags: 0x04, ..SYN };
 
 /// The flows with their states and times, to tell whether a packet has changed any.
 fn all_of<F: Net>(maps: HostMaps<F>) -> Vec<(u64, u32, u32, u16)> {
@@ -216,22 +217,33 @@ fn a_packet_with_the_source_of_a_snat_flow_begins_none() {
     a_forged_source::<V6>();
 }
 
-/// The endpoint answers the SYN of a flow with a segment of an older, direct connection from the same port.
+/// The endpoint answers the SYN of a flow with a segment of an older, direct connection from the same port: with an ACK, which the
+/// client of the flow gets, or with data, which the client of the older connection gets.
 fn an_older_connection<F: Net>() {
-    let maps = maps::<F>(BACKEND_LOCAL);
-    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
-    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
-    passes(maps, Hook::Egress, POD, backend, client, ACK);
-    let flows = live(maps);
-    assert_eq!(flows.len(), 1, "the flow of the Service has ended");
-    assert_ne!(flows[0].bits() & STATE_DIRECT, 0);
-    assert_eq!((flows[0].client_port, flows[0].frontend, flows[0].service), (client.1, backend.0, 1));
-    // The connection to the Service gets another port, and the older one keeps its own.
-    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
-    assert_ne!(skb.wire(), packet::<F>(client, backend, SYN));
-    passes(maps, Hook::Ingress, UPLINK, client, backend, DATA);
-    assert!(!passes(maps, Hook::Egress, POD, backend, client, DATA), "a lower device does not skip it");
-    assert_eq!(live(maps).len(), 2);
+    for (segment, is_answer) in [(ACK, true), (DATA, false)] {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+        let (verdict, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, segment));
+        let from = if is_answer { frontend } else { backend };
+        assert_eq!((verdict, ip(&skb)), (NEXT, ip_packet::<F>(from, client, segment)));
+        let flows = live(maps);
+        assert_eq!(flows.len(), 1, "the flow of the Service has ended");
+        assert_ne!(flows[0].bits() & STATE_DIRECT, 0);
+        assert_eq!((flows[0].client_port, flows[0].frontend, flows[0].service), (client.1, backend.0, 1));
+        // The client resets what it takes for a connection of its SYN, and must not reset the older one.
+        let (verdict, _) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, RST));
+        assert_eq!((verdict, maps.count_of(Reason::InvalidState)), (DROP, 1));
+        // The connection to the Service gets another port, and the older one keeps its own.
+        let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+        assert_ne!(skb.wire(), packet::<F>(client, backend, SYN));
+        passes(maps, Hook::Ingress, UPLINK, client, backend, DATA);
+        assert!(
+            !passes(maps, Hook::Egress, POD, backend, client, segment),
+            "a lower device does not skip it"
+        );
+        assert_eq!(live(maps).len(), 2);
+    }
 }
 
 #[test]

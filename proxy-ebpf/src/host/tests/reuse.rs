@@ -224,6 +224,25 @@ fn an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset() {
     a_socket_in_time_wait::<V6>();
 }
 
+/// The endpoint has closed a direct connection, which no program has seen, and its socket is in `TIME_WAIT`. The client connects to
+/// the Service from the same port: the endpoint answers the SYN with an ACK of the first connection.
+fn a_direct_connection_in_time_wait<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let younger = Connection::send_syn(maps, A, frontend::<F>(), [10 << 24, 20 << 24]);
+    assert_eq!(younger.seen, A);
+    younger.gets(ACK);
+    let again = Connection::open(maps, A, frontend::<F>(), [10 << 24, 60 << 24]);
+    assert_ne!(again.seen, A, "the SYN that the client sends again does not get to the same socket");
+    again.exchanges();
+    again.close(FIN);
+}
+
+#[test]
+fn answer_of_an_older_direct_connection_gets_to_the_client_of_the_syn() {
+    a_direct_connection_in_time_wait::<V4>();
+    a_direct_connection_in_time_wait::<V6>();
+}
+
 /// A connection through the Service has ended, and its socket at the endpoint is in `TIME_WAIT`. The client connects from that
 /// port to `dst`: the numbers of this connection do not follow those of the first, so the endpoint would not accept its SYN.
 fn a_port_in_time_wait<F: Net>(dst: End<F>) {

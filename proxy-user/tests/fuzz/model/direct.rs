@@ -94,6 +94,14 @@ impl Model {
             return Must::Become(translated(met.input, segment, flow.frontend, flow.client));
         }
         let younger = self.flows.remove(at);
+        // A bare ACK is the endpoint's answer to the SYN, so the client of the SYN gets it. A direct flow would not stop the client's RST.
+        let is_answer = segment.is_bare_ack() && !younger.kind.is_direct();
+        let must = if is_answer {
+            self.reach("an answer of an older direct connection");
+            Must::Become(translated(met.input, segment, younger.frontend, younger.client))
+        } else {
+            Must::Pass
+        };
         self.flows.push(Flow {
             client: segment.dst,
             frontend: segment.src,
@@ -106,7 +114,7 @@ impl Model {
             ..younger
         });
         self.reach("a direct connection that was there first");
-        Must::Pass
+        must
     }
 
     /// Processes a packet that leaves directly to an endpoint with the address and a port that are for SNAT: netfilter has

@@ -83,6 +83,7 @@ impl Model {
             proto: entry.proto,
             flags: 0,
             has_options: false,
+            is_bare: false,
             seq: 0,
             ack: 0,
             l4: None,

@@ -20,6 +20,8 @@ pub struct Segment {
     pub flags: u8,
     /// Whether the TCP header has options.
     pub has_options: bool,
+    /// Whether the packet is TCP, and ends with the TCP header.
+    pub is_bare: bool,
     pub seq: u32,
     pub ack: u32,
     /// Offset of the transport header; `None` in a later fragment.
@@ -40,6 +42,11 @@ impl Segment {
 
     pub fn opens(&self) -> bool {
         self.flags & (SYN | ACK) == SYN
+    }
+
+    /// Whether the segment only acknowledges.
+    pub fn is_bare_ack(&self) -> bool {
+        self.is_bare && self.flags & (SYN | ACK | FIN | RST) == ACK
     }
 
     /// Whether a connection may begin with this segment: a SYN, or an ACK in mid-connection.
@@ -218,6 +225,7 @@ fn segment(
         proto,
         flags,
         has_options: proto == TCP && there[12] >> 4 > 5,
+        is_bare: proto == TCP && there.len() == usize::from(there[12] >> 4) * 4,
         seq,
         ack,
         l4: Some(l4),

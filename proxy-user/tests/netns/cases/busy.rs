@@ -23,6 +23,11 @@ const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 pub const CASES: &[Case] = &[
     Case { name: "busy::a_source_port_that_the_endpoint_saw_can_be_reused", wish: WISH, run: chosen },
     Case {
+        name: "busy::port_of_a_direct_connection_in_time_wait_connects_to_a_service_at_once",
+        wish: WISH,
+        run: after_direct,
+    },
+    Case {
         name: "busy::connections_work_with_few_ports_on_all_paths_in_any_order",
         wish: WISH,
         run: any_order,
@@ -31,6 +36,8 @@ pub const CASES: &[Case] = &[
 
 /// Longest time that a connection may take to answer: a SYN that meets another connection is sent again after one second.
 const PATIENCE: Duration = Duration::from_secs(12);
+/// Linux sends a SYN again after one second.
+const BEFORE_RETRANSMIT: Duration = Duration::from_millis(800);
 /// Duration of the random part, for each family.
 const LASTS: Duration = Duration::from_secs(15);
 /// Ports of the client; the others are those that the endpoint has seen.
@@ -200,6 +207,30 @@ fn chosen(fixture: &Fixture) -> Result<()> {
                 third.end(how)?;
             }
         }
+        Ok(())
+    })
+}
+
+/// The endpoint closes a direct connection first, and keeps a socket in `TIME_WAIT`. The client connects to the Service from the
+/// same port: the endpoint answers the SYN with an ACK of the first connection, since the client's kernel derives the initial
+/// number from the destination that it knows. Without timestamps, half of the SYNs have a number that the endpoint does not accept.
+fn after_direct(fixture: &Fixture) -> Result<()> {
+    fixture.client_space.sysctl("net/ipv4/tcp_timestamps", "0")?;
+    run(fixture, |family, [cluster, node, direct]| {
+        let mut moved = 0;
+        for (service, first) in [(cluster, 43_000), (node, 43_100)] {
+            for port in first..first + 20 {
+                let open = |to| Connection::open(client_ip(family), port, to)?.context("the port is in use");
+                open(direct)?.end(End::ServerFin)?;
+                let begun = Instant::now();
+                let connection = open(service)?;
+                let took = begun.elapsed();
+                ensure!(took < BEFORE_RETRANSMIT, "{connection:?} took {took:?}");
+                moved += usize::from(connection.seen != port);
+                connection.end(End::ClientFin)?;
+            }
+        }
+        ensure!(moved > 0, "no endpoint has answered with an ACK");
         Ok(())
     })
 }
