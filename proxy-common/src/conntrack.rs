@@ -355,8 +355,22 @@ pub const fn is_reset_by_client(bits: u32) -> bool {
 /// Whether the backend's number of open connections includes the flow. Only the CPU whose compare-and-exchange of the bits
 /// changes this result updates the number.
 #[inline(always)]
-pub const fn is_counted(bits: u32) -> bool {
-    bits & STATE_COUNTS != 0 && !is_closed(bits)
+pub fn is_counted(bits: u32) -> bool {
+    counted(bits) != 0
+}
+
+/// [`is_counted`] as a number, without branches: the verifier would walk through all that follows for each.
+#[inline(always)]
+pub fn counted(bits: u32) -> u32 {
+    let is = |flag: u32| bits >> flag.trailing_zeros();
+    let is_closed = is(RST_CLIENT) | is(RST_BACKEND) | is(FIN_CLIENT) & is(FIN_BACKEND);
+    is(STATE_COUNTS) & !is_closed & 1
+}
+
+/// Not 0 if a change of the bits of a counted flow is its backend's first answer.
+#[inline(always)]
+pub fn first_answer(before: u32, after: u32) -> u32 {
+    (after & !before) >> SEEN_REPLY.trailing_zeros() & counted(after)
 }
 
 /// Whether at least one end has closed the flow.

@@ -33,6 +33,7 @@ pub mod abi;
 pub mod affinity;
 pub mod backend;
 pub mod config;
+pub mod connections;
 pub mod conntrack;
 pub mod crc32c;
 pub mod csum;

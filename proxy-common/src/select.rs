@@ -1,12 +1,13 @@
 //! Selects the slot of a Service for a new connection, and its source port.
 
 use crate::Address;
+use crate::connections::{self, answer_time, base_time};
 use crate::flow::{FlowKey, mix};
 use crate::prefilter::SPREAD;
 
 macro_rules! algorithms {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $label:literal;)+) => {
-        /// How a Service selects endpoints: the schedulers of IPVS, and random. `services` stores the number.
+        /// How a Service selects endpoints: the schedulers of IPVS, random, and latency. `services` stores the number.
         #[repr(u8)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Algorithm {
@@ -52,6 +53,8 @@ algorithms! {
     ShortestExpectedDelay = 8, "sed";
     /// Never queue: of two endpoints taken at random, one without open connections; if there is none, as `sed`.
     NeverQueue = 9, "nq";
+    /// Latency: of three endpoints taken at random, the one with the smallest product of open connections and time to the first answer.
+    Latency = 10, "latency";
 }
 
 impl Algorithm {
@@ -74,6 +77,7 @@ impl Algorithm {
                 | Self::WeightedLeastConnections
                 | Self::ShortestExpectedDelay
                 | Self::NeverQueue
+                | Self::Latency
         )
     }
 
@@ -108,31 +112,42 @@ pub const fn is_by_table(number: u8) -> bool {
 /// Whether the number is that of an algorithm by open connections, whose Services count them.
 #[inline(always)]
 pub const fn is_by_load(number: u8) -> bool {
-    number >= Algorithm::LeastConnections as u8 && number <= Algorithm::NeverQueue as u8
+    number >= Algorithm::LeastConnections as u8 && number <= Algorithm::Latency as u8
+}
+
+/// Whether the number is that of the algorithm by open connections and time to the first answer.
+#[inline(always)]
+pub const fn is_by_latency(number: u8) -> bool {
+    number == Algorithm::Latency as u8
 }
 
 /// Load of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Its open connections.
+    /// Its open connections; for [`Algorithm::Latency`], see [`Load::by_latency`].
     pub open: u32,
     /// Its weight, at least 1.
     pub weight: u32,
 }
 
 impl Load {
-    /// Returns the load of a backend. `counted`: the value in `connections`, which is negative for a moment if the end of a
-    /// connection is counted before its start.
+    /// The load of a backend that does not serve: every other one is less loaded, since it has a weight.
+    pub const GONE: Self = Self { open: u32::MAX, weight: 0 };
+
+    /// Returns the load of a backend. `word`: the value in `connections`.
     #[inline(always)]
-    pub const fn new(counted: u64, weight: u32) -> Self {
-        let open = if counted >> 63 != 0 {
-            0
-        } else if counted > u32::MAX as u64 {
-            u32::MAX
-        } else {
-            counted as u32
-        };
-        Self { open, weight }
+    pub const fn new(word: u64, weight: u32) -> Self {
+        let open = connections::open(word);
+        Self { open: if open < 0 { 0 } else { open.cast_unsigned() }, weight }
+    }
+
+    /// Returns the load of a backend by latency at jiffies `now`: its open connections, with the new one, multiplied by the time to
+    /// its first answer.
+    #[inline(always)]
+    pub const fn by_latency(word: u64, weight: u32, now: u32, hz: u32) -> Self {
+        let time = answer_time(word, now, hz) + base_time(hz);
+        let product = (Self::new(word, weight).open as u64 + 1) * time as u64;
+        Self { open: if product > u32::MAX as u64 { u32::MAX } else { product as u32 }, weight }
     }
 }
 
@@ -147,7 +162,11 @@ pub const fn is_less_loaded(algorithm: u8, one: Load, other: Load) -> bool {
     if algorithm == Algorithm::NeverQueue as u8 && (one_open == 0) != (other_open == 0) {
         return one_open == 0;
     }
-    if algorithm != Algorithm::WeightedLeastConnections as u8 {
+    if is_by_latency(algorithm) {
+        // Endpoints that differ by less than a half are alike: the fastest one would get all connections of its pairs.
+        one_open *= 3;
+        other_open *= 2;
+    } else if algorithm != Algorithm::WeightedLeastConnections as u8 {
         one_open += 1;
         other_open += 1;
     }
@@ -293,11 +312,11 @@ mod tests {
             assert_eq!(is_round_robin(number), is(&["rr", "wrr"]), "{algorithm:?}");
             assert_eq!(is_by_table(number), is(&["sh", "dh", "mh"]), "{algorithm:?}");
             assert_eq!(algorithm.is_hash(), is(&["sh", "dh", "mh"]), "{algorithm:?}");
-            assert_eq!(is_by_load(number), is(&["lc", "wlc", "sed", "nq"]), "{algorithm:?}");
+            assert_eq!(is_by_load(number), is(&["lc", "wlc", "sed", "nq", "latency"]), "{algorithm:?}");
             assert_eq!(algorithm.is_by_load(), is_by_load(number), "{algorithm:?}");
             assert_eq!(
                 algorithm.repeats_slots(),
-                is(&["random", "wrr", "wlc", "sed", "nq"]),
+                is(&["random", "wrr", "wlc", "sed", "nq", "latency"]),
                 "{algorithm:?}"
             );
         }
@@ -358,7 +377,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_endpoint_with_less_to_do_is_less_loaded(
-            algorithm in prop::sample::select(&Algorithm::ALL[6..]),
+            algorithm in prop::sample::select(&Algorithm::ALL[6..10]),
             loads in prop::array::uniform2((0..50_u32, 1..=1000_u32)),
         ) {
             let [one, other] = loads.map(|(open, weight)| Load { open, weight });
@@ -375,9 +394,37 @@ mod tests {
     }
 
     #[test]
+    fn endpoint_with_a_product_a_half_smaller_is_less_loaded_by_latency() {
+        let is_less = |one, other| is_less_loaded(Algorithm::Latency as u8, one, other);
+        let (hz, now) = (250, 77);
+        // The smoothed time after one answer is an eighth of the answer's.
+        let word = |open: u64, time: u32| connections::with_answer(0, 8 * time, now, hz) + open;
+        let load = |open, weight, time| Load::by_latency(word(open, time), weight, now, hz);
+        assert_eq!(base_time(hz), 15);
+        assert!(is_less(load(0, 1, 0), load(0, 1, 8)) && !is_less(load(0, 1, 0), load(0, 1, 7)));
+        // Of an idle endpoint and one that takes a tenth of its time, the fast one gets the first six connections, at least.
+        assert!((0..6).all(|open| is_less(load(open, 1, 0), load(0, 1, 135))));
+        assert!(is_less(load(0, 1, 135), load(15, 1, 0)));
+        assert!(is_less(load(2, 4, 0), load(1, 1, 0)), "by weight");
+    }
+
+    #[test]
+    fn backend_that_does_not_serve_is_more_loaded_than_any_other() {
+        for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.is_by_load()) {
+            for open in [0, 1, 1 << 30] {
+                let load = Load { open, weight: 1 };
+                let number = *algorithm as u8;
+                assert!(is_less_loaded(number, load, Load::GONE), "{algorithm:?} {open}");
+                assert!(!is_less_loaded(number, Load::GONE, load), "{algorithm:?} {open}");
+            }
+        }
+    }
+
+    #[test]
     fn a_count_below_zero_is_none_and_large_ones_do_not_overflow() {
         assert_eq!(Load::new(u64::MAX, 3), Load { open: 0, weight: 3 });
-        assert_eq!(Load::new(1 << 40, 1).open, u32::MAX);
+        assert_eq!(Load::by_latency(u64::MAX >> 1, 3, 0, 1000).open, base_time(1000));
+        assert_eq!(Load::by_latency(i32::MAX as u64, 3, 0, 1000).open, u32::MAX);
         let (most, idle) = (Load { open: u32::MAX, weight: 1 }, Load { open: 0, weight: 0xffff });
         for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.is_by_load()) {
             assert!(is_less_loaded(*algorithm as u8, idle, most), "{algorithm:?}");

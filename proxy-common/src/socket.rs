@@ -25,11 +25,14 @@ pub struct SocketStorage {
     pub family: u8,
     /// Zero.
     pub reserved: u8,
-    /// 1: the socket counts as an open connection of the backend.
+    /// Not 0: the socket counts as an open connection of the backend; [`TIMED`]: and the time to its first answer is noted.
     pub counted: u8,
     /// 1: the success or failure of the connection updates the backend's entry in [`health`](crate::health).
     pub watched: u8,
 }
+
+/// In [`SocketStorage::counted`]: the backend is selected by the time to the first answer.
+pub const TIMED: u8 = 2;
 
 /// Number of peers that [`SocketPeers`] holds; a power of two.
 pub const SOCKET_PEERS: usize = 8;

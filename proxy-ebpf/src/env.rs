@@ -123,11 +123,11 @@ pub trait Health: Node {
 
 /// Open connections of backends, for Services whose algorithm uses them.
 pub trait OpenConnections: Node {
-    /// Returns the count of a backend in `connections`.
+    /// Returns the word of a backend in `connections` ([`proxy_common::connections`]).
     fn open_connections(self, backend: u32) -> Option<*mut u64>;
 
     /// [`select::load::count`](crate::select::load::count).
-    fn count_open(self, backend: u32, change: u64);
+    fn count_open(self, backend: u32, change: u64, created: u32);
 }
 
 /// Services and their backends.

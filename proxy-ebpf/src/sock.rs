@@ -99,6 +99,9 @@ pub trait TcpEvent: Sock {
     fn state(&self) -> u32;
     /// Returns the number of segments that the socket has received.
     fn segments_in(&self) -> u32;
+    /// Returns the smoothed round-trip time in microseconds, after the first answer that of the SYN; 0: unknown, since the SYN was
+    /// sent again.
+    fn rtt(&self) -> u32;
     /// Returns the socket's own address in both families; the one of the other family has no meaning.
     fn local(&self) -> ([u32; 1], [u32; 4]);
     /// Returns the socket's own port, host byte order.

@@ -1,4 +1,4 @@
-//! Corrects the counts of open connections, which the algorithms `lc`, `wlc`, `sed` and `nq` use.
+//! Corrects the counts of open connections, which the algorithms `lc`, `wlc`, `sed`, `nq` and `latency` use.
 //!
 //! The programs count correctly only while they see how connections end. A flow that expires ends without a packet. Sockets of
 //! the kernel itself are closed without a hook, and a hook may have been removed for a while. So the agent removes expired flows

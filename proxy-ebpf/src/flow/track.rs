@@ -264,10 +264,10 @@ impl<M: FlowTable> Tracked<M> {
         let bits = opaque_to_verifier(u64::from(bits), self.state) as u32;
         if bits != self.bits() {
             // Read before the exchange: after it, another flow may have the entry.
-            let (backend, service) = (entry.backend_id(), entry.service());
+            let (backend, service, created) = (entry.backend_id(), entry.service(), entry.created());
             let state = entry.state().compare_exchange(self.state, with_bits(self.state, bits));
             if state == self.state {
-                load::changed(self.maps, backend, self.bits(), bits);
+                load::touched(self.maps, backend, self.bits(), bits, created);
                 if self.maps.measures_latency() && is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
                     let refused = packet.tcp_flags & tcp::RST != 0;
                     self.maps.syn_answered(self.index, service, backend, refused);

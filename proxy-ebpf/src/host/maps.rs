@@ -266,8 +266,8 @@ impl<F: Family> OpenConnections for HostMaps<F> {
         at!(self, open_connections).get_mut(backend as usize).map(core::ptr::from_mut)
     }
 
-    fn count_open(self, backend: u32, change: u64) {
-        load::count(self, backend, change);
+    fn count_open(self, backend: u32, change: u64, created: u32) {
+        load::count(self, backend, change, created);
     }
 }
 

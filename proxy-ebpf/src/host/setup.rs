@@ -5,6 +5,7 @@ use std::vec::Vec;
 use proxy_common::Family;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
+use proxy_common::connections::{answer_time, open};
 use proxy_common::conntrack::MOVES;
 use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
 use proxy_common::latency::SocketExample;
@@ -215,7 +216,14 @@ impl<F: Family> HostMaps<F> {
 
     /// Returns the count of a backend's open connections; 0 if the id is beyond the array.
     pub fn open_connections_of(self, backend: u32) -> u64 {
-        at!(self, open_connections).get(backend as usize).copied().unwrap_or(0)
+        let word = at!(self, open_connections).get(backend as usize).copied().unwrap_or(0);
+        u64::from(open(word).unsigned_abs())
+    }
+
+    /// Returns the time of a backend's answers, in parts of a jiffy.
+    pub fn answer_time_of(self, backend: u32) -> u32 {
+        let word = at!(self, open_connections).get(backend as usize).copied().unwrap_or(0);
+        answer_time(word, self.now(), at!(self, config).hz)
     }
 
     /// Returns the number of connections to a backend.

@@ -84,6 +84,7 @@ impl HostSock {
             kind,
             states: [CLOSE; 2],
             segments_in: 0,
+            rtt: 0,
             local4: [0],
             local6: [0; 4],
             port: 0,
@@ -198,6 +199,8 @@ pub struct HostEvent<'a> {
     pub states: [u32; 2],
     /// Number of segments that the socket has received.
     pub segments_in: u32,
+    /// The round-trip time in microseconds.
+    pub rtt: u32,
     /// The socket's own address, if it is an IPv4 address.
     pub local4: [u32; 1],
     /// The socket's own address, if it is an IPv6 address.
@@ -235,6 +238,10 @@ impl TcpEvent for HostEvent<'_> {
 
     fn segments_in(&self) -> u32 {
         self.segments_in
+    }
+
+    fn rtt(&self) -> u32 {
+        self.rtt
     }
 
     fn local(&self) -> ([u32; 1], [u32; 4]) {

@@ -73,6 +73,13 @@ impl TcpEvent for SockOps<'_> {
     }
 
     #[inline(always)]
+    fn rtt(&self) -> u32 {
+        // The kernel keeps eighths.
+        // SAFETY: as in `socket`.
+        unsafe { (*self.0.ops).srtt_us >> 3 }
+    }
+
+    #[inline(always)]
     fn local(&self) -> ([u32; 1], [u32; 4]) {
         // The words are read one by one, whatever the family is: the verifier rejects a load whose offset is computed at run
         // time.

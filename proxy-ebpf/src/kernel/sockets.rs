@@ -92,16 +92,16 @@ where
     }
 
     #[inline(always)]
-    fn count_open(self, backend: u32, change: u64) {
-        count_open(backend, change);
+    fn count_open(self, backend: u32, change: u64, created: u32) {
+        count_open(backend, change, created);
     }
 }
 
 /// Subprogram for [`load::count`]: few packets open or close a connection.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn count_open(backend: u32, change: u64) -> u32 {
-    load::count(Kernel::<V4>::new(), backend, change);
+extern "C" fn count_open(backend: u32, change: u64, created: u32) -> u32 {
+    load::count(Kernel::<V4>::new(), backend, change, created);
     0
 }
 

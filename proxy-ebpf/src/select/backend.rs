@@ -253,7 +253,11 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
     }
     let mut random = selector;
     let mut slot = random_slot(random, count);
-    let mut id = maps.first_id(service, selector);
+    let mut id = if is_by_load(service.algorithm) {
+        load::first_id(maps, service, selector)
+    } else {
+        maps.first_id(service, selector)
+    };
     let mut pick = 0;
     let (mut least_bad, mut least_rank) = (0, u32::MAX);
     let picks = if client == NO_CLIENT { PICKS } else { PICKS_AMONG_FAILING };
@@ -290,7 +294,8 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
     least_bad
 }
 
-/// Returns the id of the backend that the algorithm picks first; 0: none. An unknown number of an algorithm means random.
+/// Returns the id of the backend that the algorithm picks first; 0: none. An unknown number of an algorithm means random, and so does
+/// an algorithm by open connections: for these, [`select_id`] calls [`load::first_id`], since nested calls need stack.
 #[inline(always)]
 pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
     let (base, count) = (service.slot_base, service.slot_count);
@@ -303,9 +308,6 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
         if id != 0 {
             return id;
         }
-    }
-    if is_by_load(number) {
-        return load::first_id(maps, service, selector);
     }
     let mut slot = random_slot(selector, count);
     if is_round_robin(number)

@@ -5,21 +5,21 @@
 use proxy_common::health::{Failure, socket_client};
 use proxy_common::latency::SocketExample;
 use proxy_common::reason::Reason;
-use proxy_common::socket::SocketStorage;
+use proxy_common::socket::{SocketStorage, TIMED};
 
 use super::client::{is_host, learn};
-use crate::env::{ConnectLatency, ConnectOutcome, Counters, Health, Pods};
+use crate::env::{ConnectLatency, ConnectOutcome, Counters, Health, OpenConnections, Pods};
 use crate::report;
-use crate::select::health;
+use crate::select::{health, load};
 use crate::sock::{CLOSE, ESTABLISHED, SYN_SENT, TcpEvent, TcpEventKind};
 
 /// Return value: the kernel proceeds as it would without the program.
 const GO_ON: u32 = 1;
 
 /// What an event of a TCP socket needs.
-pub trait EventMaps: Health + Counters + Pods + ConnectLatency {}
+pub trait EventMaps: Health + Counters + Pods + ConnectLatency + OpenConnections {}
 
-impl<M: Health + Counters + Pods + ConnectLatency> EventMaps for M {}
+impl<M: Health + Counters + Pods + ConnectLatency + OpenConnections> EventMaps for M {}
 
 /// Handles an event of a TCP socket.
 #[inline(always)]
@@ -60,6 +60,9 @@ fn changed<M: EventMaps, E: TcpEvent>(maps: M, event: &E, new: u32) {
                 } else {
                     health::reached(maps, storage.backend_id, number);
                 }
+            }
+            if storage.counted == TIMED {
+                load::answered_within(maps, storage.backend_id, event.rtt());
             }
             if maps.measures_latency()
                 && let Some((begun, took)) = event.since_connect()
@@ -114,11 +117,12 @@ fn client<M: EventMaps, E: TcpEvent>(maps: M, event: &E) -> u32 {
     socket_client(event.netns(), maps.config().map_or(0, |config| config.flow_seed))
 }
 
-/// Returns the storage of a socket whose connection is watched or measured.
+/// Returns the storage of a socket whose connection is watched or timed.
 #[inline(always)]
 fn observed_storage<M: EventMaps, E: TcpEvent>(maps: M, event: &E) -> Option<SocketStorage> {
     let storage = event.storage(false)?;
     // SAFETY: the socket's own storage, which only its connects change.
     let storage = unsafe { storage.read() };
-    (storage.family != 0 && (storage.watched != 0 || maps.measures_latency())).then_some(storage)
+    let is_observed = storage.watched != 0 || storage.counted == TIMED || maps.measures_latency();
+    (storage.family != 0 && is_observed).then_some(storage)
 }

@@ -2,9 +2,9 @@
 //! else in `sockets`. The module `unconnected` is for unconnected UDP sockets.
 
 use proxy_common::reason::Reason;
-use proxy_common::select::is_by_load;
+use proxy_common::select::{is_by_latency, is_by_load};
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND, USED_WITHIN};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TIMED, TO_FRONTEND, USED_WITHIN};
 use proxy_common::{Address, Family};
 
 use crate::env::{OpenConnections, Sockets, Words};
@@ -67,7 +67,7 @@ pub fn connected<S: Sockaddr, M>(
                 backend_id: backend.id,
                 family: family_number::<S::Family>(),
                 reserved: 0,
-                counted: u8::from(is_by_load(service.algorithm)),
+                counted: if is_by_latency(service.algorithm) { TIMED } else { is_by_load(service.algorithm).into() },
                 watched: u8::from(service.flags & SERVICE_EJECTS != 0),
             };
             // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.

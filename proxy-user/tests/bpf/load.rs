@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_WEIGHT_SHIFT};
 use proxy_common::config::seconds;
+use proxy_common::connections;
 use proxy_common::flow::{STATE_COUNTS, STATE_DIRECT};
 use proxy_common::map_names::CONNECTIONS;
 use proxy_common::select::Algorithm;
@@ -57,7 +58,7 @@ fn serve(family: Family, harness: &mut Harness, proto: u8, algorithm: Algorithm,
 /// Returns the counted open connections of each endpoint.
 fn open(harness: &Harness, service: &Service) -> Vec<i64> {
     let counts = harness.array::<u64>(CONNECTIONS);
-    service.backends.iter().map(|(id, _)| counts.get(id, 0).unwrap().cast_signed()).collect()
+    service.backends.iter().map(|(id, _)| connections::open(counts.get(id, 0).unwrap()).into()).collect()
 }
 
 /// Returns the counted open connections of all endpoints together.

@@ -334,8 +334,8 @@ impl<const SLOTS: u32> OpenConnections for Model<SLOTS> {
         Some(self.table().open.as_ptr())
     }
 
-    fn count_open(self, backend: u32, change: u64) {
-        load::count(self, backend, change);
+    fn count_open(self, backend: u32, change: u64, created: u32) {
+        load::count(self, backend, change, created);
     }
 }
 

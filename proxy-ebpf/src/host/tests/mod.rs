@@ -13,6 +13,7 @@ mod hits;
 mod icmp;
 mod identity;
 mod ipsec;
+mod latency;
 mod moved;
 mod quotes;
 mod refused;

@@ -1,6 +1,7 @@
 //! Tests of the selection that packets cannot show.
 
 use proxy_common::backend::BACKEND_GONE;
+use proxy_common::connections::PARTS;
 use proxy_common::health::{Failure, NO_CLIENT};
 use proxy_common::select::{Algorithm, tunnel_tag};
 use proxy_common::service::KIND_UNMANAGED;
@@ -72,7 +73,7 @@ fn the_load_of_an_endpoint_that_left_does_not_count() {
     load::ended(maps, 21);
     assert_eq!(maps.open_connections_of(21), 1);
     for selector in [0, u32::MAX / 4, u32::MAX / 2 + 1, u32::MAX] {
-        assert_eq!(backend::first_id(maps, &service, selector), 21, "{selector}");
+        assert_eq!(load::first_id(maps, &service, selector), 21, "{selector}");
     }
 }
 
@@ -138,5 +139,40 @@ fn open_connection_is_counted_if_the_algorithm_needs_it() {
             assert_eq!(maps.stats_of(1).connections, 1);
             assert_eq!(maps.open_connections_of(7), open, "{}", algorithm.label());
         }
+    }
+}
+
+/// Answers to the first packet of a flow tell the time, and other packets do not.
+fn timed<F: Net>(first: Shape, answer: Shape) {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), (frontend::<F>().0, 99), backend::<F>());
+    let entry = ServiceEntry { algorithm: Algorithm::Latency as u8, ..one_endpoint() };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, first.proto), entry);
+    let (addr, port) = backend;
+    let (proto, state, flags) = (first.proto, BACKEND_ACTIVE, BACKEND_LOCAL);
+    maps.set_backend(7, BackendEntry { addr, port, proto, state, service: 1, flags });
+    let noted = || maps.answer_time_of(7);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, first));
+    maps.advance(4);
+    run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, answer));
+    assert_eq!(noted(), 4 * PARTS / 8);
+    maps.advance(40);
+    run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, answer));
+    assert_eq!((noted(), maps.open_connections_of(7)), (4 * PARTS / 8, 1));
+    if first.proto == PROTO_TCP {
+        // A refusal is no answer that connections are to wait for.
+        let other = (client.0, client.1 + 1);
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(other, frontend, first));
+        maps.advance(40);
+        run_over(Hook::Egress, maps, POD, &packet::<F>(backend, other, Shape { flags: 0x14, ..answer }));
+        assert_eq!((noted(), maps.open_connections_of(7)), (4 * PARTS / 8, 1));
+    }
+}
+
+#[test]
+fn time_to_the_first_answer_of_a_flow_is_noted_once() {
+    for (first, answer) in [(SYN, SYN_ACK), (UDP, UDP)] {
+        timed::<V4>(first, answer);
+        timed::<V6>(first, answer);
     }
 }

@@ -29,7 +29,7 @@ flags_of! {
         #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto", value_parser = choice::<Xdp>())]
         xdp: Xdp,
         /// Load-balancing algorithm of Services without the annotation `ballast.io/algorithm`, by the names of IPVS: random, rr,
-        /// wrr, sh, dh, mh (or maglev), lc, wlc, sed, nq. Default: random for clients inside the cluster, mh (Maglev) for
+        /// wrr, sh, dh, mh (or maglev), lc, wlc, sed, nq, latency. Default: random for clients inside the cluster, mh (Maglev) for
         /// clients outside.
         #[arg(long, env = "BALLAST_ALGORITHM", value_name = "NAME")]
         algorithm: Option<AlgorithmName>,

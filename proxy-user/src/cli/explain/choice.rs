@@ -119,5 +119,8 @@ const fn manner(how: Algorithm) -> &'static str {
         Algorithm::NeverQueue => {
             "of two random ones an idle one, otherwise the one with the shorter expected delay"
         }
+        Algorithm::Latency => {
+            "the one of three random ones with the smallest product of open connections and time to the first answer"
+        }
     }
 }

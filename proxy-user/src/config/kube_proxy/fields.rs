@@ -169,7 +169,7 @@ pub const SETTINGS: &[Setting] = &[
         Text,
         "",
         Used(
-            "in mode ipvs, as `--algorithm`: `rr` (also if empty), `wrr`, `sh`, `dh`, `mh`, `lc`, `wlc`, `sed`, `nq`; \
+            "in mode ipvs, as `--algorithm`: `rr` (also if empty), `wrr`, `sh`, `dh`, `mh`, `lc`, `wlc`, `sed`, `nq`, `latency`; \
              `twos` is `wlc`; `lblc` and `lblcr` are `wlc`, unknown names `rr`, with a line in the log",
         ),
     ),

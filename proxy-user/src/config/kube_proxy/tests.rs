@@ -274,7 +274,7 @@ fn masquerade_bit_is_that_of_the_mode(#[case] mode: &str, #[case] expected: u32)
     "ipvs",
     "fo",
     "rr",
-    "unknown scheduler fo: give one of random, rr, wrr, sh, dh, mh (or maglev), lc, wlc, sed, nq; until then rr is used"
+    "unknown scheduler fo: give one of random, rr, wrr, sh, dh, mh (or maglev), lc, wlc, sed, nq, latency; until then rr is used"
 )]
 #[case("iptables", "sh", "", " is ignored: only mode ipvs uses it")]
 #[case("iptables", "", "", "")]

@@ -12,6 +12,7 @@ use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::config::NodeConfig;
+use proxy_common::connections;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
 use proxy_common::latency::LatencyEntry;
@@ -63,7 +64,14 @@ impl View {
                 self.dump_array::<u64>(map::BACKEND_STATS, |count| json!({ "connections": count }))
             }
             map::CONNECTIONS => {
-                self.dump_words(map::CONNECTIONS, |open| json!({ "open": open.cast_signed() }))
+                let hz = self.node_config()?.hz;
+                let millis = |word| {
+                    let parts = connections::answer_time(word, flows::now(hz), hz);
+                    u64::from(parts) * 1000 / u64::from((hz * connections::PARTS).max(1))
+                };
+                self.dump_words(map::CONNECTIONS, |word| {
+                    json!({ "open": connections::open(word), "answerMs": millis(word) })
+                })
             }
             map::REASONS => {
                 let rows = self.reasons()?.into_iter().filter(|(_, count)| *count > 0);

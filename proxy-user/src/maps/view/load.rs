@@ -9,6 +9,7 @@ use aya::maps::MapType;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::config::NodeConfig;
+use proxy_common::connections;
 use proxy_common::conntrack::{is_counted, is_expired};
 use proxy_common::flow::{FlowEntry, STATE_COUNTS, STATE_USED, bits_of, holds_flow, with_bits};
 use proxy_common::map_names as map;
@@ -22,7 +23,7 @@ const TOLERANCE: u32 = 2;
 /// The result of one [`View::recount`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// The programs' counters by backend, without zeros; below zero if an end was counted twice.
+    /// The programs' counts by backend, without zeros; below zero if an end was counted twice.
     pub noted: BTreeMap<u32, i64>,
     /// Number of flows that are counted, by backend.
     pub flows: BTreeMap<u32, i64>,
@@ -38,8 +39,8 @@ impl View {
     ) -> Result<BTreeMap<u32, u64>, ViewError> {
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.mapped::<u64>()?;
         let count = |id: u32| {
-            let count = open.word64(id as usize).map_or(0, |word| word.load(Ordering::Relaxed));
-            u64::try_from(count.cast_signed()).unwrap_or_default()
+            let word = open.word64(id as usize).map_or(0, |word| word.load(Ordering::Relaxed));
+            u64::try_from(connections::open(word)).unwrap_or_default()
         };
         Ok(backends.into_iter().map(|id| (id, count(id))).collect())
     }
@@ -47,7 +48,7 @@ impl View {
     /// Whether any open connection is counted.
     pub fn has_open_connections(&self) -> Result<bool, ViewError> {
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.mapped::<u64>()?;
-        Ok(open.all64().into_iter().any(|count| count != 0))
+        Ok(open.all64().into_iter().any(|word| connections::open(word) != 0))
     }
 
     /// Reads all flows, and removes those that have expired from the count: no packet will come that would cause a program
@@ -58,8 +59,8 @@ impl View {
         let mut counted = Counted::default();
         self.recount_family::<[u8; 4]>(map::FLOWS, &open, &config, &mut counted)?;
         self.recount_family::<[u8; 16]>(map::FLOWS6, &open, &config, &mut counted)?;
-        let noted = open.all64().into_iter().zip(0..).filter(|(count, _)| *count != 0);
-        counted.noted = noted.map(|(count, id)| (id, count.cast_signed())).collect();
+        let noted = open.all64().into_iter().map(connections::open).zip(0..).filter(|(count, _)| *count != 0);
+        counted.noted = noted.map(|(count, id)| (id, count.into())).collect();
         Ok(counted)
     }
 

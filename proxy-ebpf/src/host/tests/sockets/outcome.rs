@@ -1,11 +1,13 @@
 //! Results of TCP connections: what they show about an endpoint, and how long it took to answer.
 
 use proxy_common::Address as _;
+use proxy_common::connections::of_micros;
 use proxy_common::health::{
     Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, HEALTH_SKIPPED, NO_CLIENT,
     has_answered, socket_client,
 };
 use proxy_common::latency::SocketExample;
+use proxy_common::select::Algorithm;
 use proxy_common::service::SERVICE_NO_SOCKETS;
 
 use super::*;
@@ -245,4 +247,29 @@ fn measured<F: Net>() {
 fn outcome_of_each_connection_is_noted_if_latency_is_measured() {
     measured::<V4>();
     measured::<V6>();
+}
+
+fn timed<F: Net>() {
+    for (algorithm, is_noted) in [(Algorithm::Latency, true), (Algorithm::LeastConnections, false)] {
+        let maps = socket_maps::<F>();
+        three_endpoints(maps, PROTO_TCP, ServiceEntry { algorithm: algorithm as u8, ..CLUSTER });
+        let socket = socket(maps, NODE, PROTO_TCP);
+        let to = dial(maps, &socket);
+        assert_eq!(socket.is_watched.get(), is_noted, "the kernel reports events of others for nothing");
+        let states = [socket.state.replace(ESTABLISHED), ESTABLISHED];
+        let event = HostEvent { states, rtt: 40_000, ..socket.event(TcpEventKind::StateChange) };
+        run(maps, &event);
+        let noted = |id| maps.answer_time_of(id);
+        let took = of_micros(40_000, HZ) / 8;
+        assert_eq!(noted(to), if is_noted { took } else { 0 }, "an eighth of the difference");
+        // A SYN that was sent again does not tell the time.
+        run(maps, &HostEvent { rtt: 0, ..event });
+        assert_eq!((noted(to) > 0, maps.open_connections_of(to)), (is_noted, 1));
+    }
+}
+
+#[test]
+fn socket_notes_the_round_trip_time_of_its_syn_for_latency() {
+    timed::<V4>();
+    timed::<V6>();
 }
