@@ -31,7 +31,7 @@ pub const fn answer_time(word: u64, now: u32, hz: u32) -> u32 {
     let age = (now >> STAMP_SHIFT).wrapping_sub(noted >> 16) & LOW;
     // Another CPU may have noted an answer after `now`, and the agent estimates `now`.
     let age = if age > LOW - AHEAD { 0 } else { age };
-    match age.checked_div(hz * HALF_LIFE_SECS >> STAMP_SHIFT) {
+    match age.checked_div((hz * HALF_LIFE_SECS) >> STAMP_SHIFT) {
         Some(halves) if halves < 16 => (noted & LOW) >> halves,
         _ => 0,
     }
@@ -42,7 +42,8 @@ pub const fn answer_time(word: u64, now: u32, hz: u32) -> u32 {
 pub const fn with_answer(word: u64, took: u32, now: u32, hz: u32) -> u64 {
     let limit = longest(hz);
     let took = if took < limit { took } else { limit };
-    let smoothed = (answer_time(word, now, hz) * ((1 << SMOOTHING) - 1) + took + (1 << (SMOOTHING - 1))) >> SMOOTHING;
+    let smoothed =
+        (answer_time(word, now, hz) * ((1 << SMOOTHING) - 1) + took + (1 << (SMOOTHING - 1))) >> SMOOTHING;
     let noted = (now >> STAMP_SHIFT & LOW) << 16 | smoothed;
     ((noted as u64) << 32).wrapping_add((open(word) as i64).cast_unsigned())
 }
@@ -70,7 +71,7 @@ pub const fn of_micros(micros: u32, hz: u32) -> u32 {
 /// packets are timed in jiffies.
 #[inline(always)]
 pub const fn base_time(hz: u32) -> u32 {
-    hz * PARTS >> 10
+    (hz * PARTS) >> 10
 }
 
 #[cfg(test)]

@@ -167,7 +167,7 @@ status: {addresses: [{type: InternalIP, address: 172.30.0.$n}, {type: InternalIP
 EOT
     done
 }
-readonly algorithms='random rr wrr sh dh mh lc wlc sed nq'
+readonly algorithms='random rr wrr sh dh mh lc wlc sed nq latency'
 # Sets `host` and `port` of a way to a Service: SERVICE WAY PORT. Without a proxy, every way leads to the endpoint.
 at() {
     local n=${number[$1]}

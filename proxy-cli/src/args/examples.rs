@@ -147,8 +147,14 @@ pub const EXAMPLES: &[(&str, Examples)] = &[
     (
         "gate",
         &[
-            ("In a sidecar", "ballast gate --service web"),
-            ("In an init container", "ballast gate --service web --once"),
+            (
+                "As a sidecar, with what the variables of docs/operations.md say about the pod",
+                "ballast gate --service web --host 172.30.0.1 --namespace default --pod web-0 --addresses 10.244.0.7",
+            ),
+            (
+                "As an init container",
+                "ballast gate --once --service web --host 172.30.0.1 --namespace default --pod web-0 --addresses 10.244.0.7",
+            ),
         ],
     ),
     ("end-udp-sockets", &[("Beside the agent", "ballast end-udp-sockets")]),

@@ -122,7 +122,9 @@ pub fn less_loaded<M: Services>(maps: M, service: &ServiceEntry, slot: u32, rand
 /// the verifier refuses that.
 #[inline(always)]
 fn load<M: Services>(maps: M, service: &ServiceEntry, id: u32) -> Load {
-    let (Some(backend), Some(word)) = (maps.backend(id), maps.open_connections(id)) else { return Load::GONE };
+    let (Some(backend), Some(word)) = (maps.backend(id), maps.open_connections(id)) else {
+        return Load::GONE;
+    };
     if !decide::serves(backend, service) {
         return Load::GONE;
     }

@@ -67,7 +67,11 @@ pub fn connected<S: Sockaddr, M>(
                 backend_id: backend.id,
                 family: family_number::<S::Family>(),
                 reserved: 0,
-                counted: if is_by_latency(service.algorithm) { TIMED } else { is_by_load(service.algorithm).into() },
+                counted: if is_by_latency(service.algorithm) {
+                    TIMED
+                } else {
+                    is_by_load(service.algorithm).into()
+                },
                 watched: u8::from(service.flags & SERVICE_EJECTS != 0),
             };
             // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.

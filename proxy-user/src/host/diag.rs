@@ -170,18 +170,29 @@ impl Connected {
     }
 }
 
-/// Whether data was received last, and both directions have been silent for this long, by `struct tcp_info` (`linux/tcp.h`).
+/// Whether data was received last, and both directions have been silent for this long, by `struct tcp_info` (`linux/tcp.h`). The
+/// times are those of a tick: a request of the same tick as the data before it shows by its acknowledgement, and before the first
+/// data by the count of bytes.
 fn owes_no_answer(info: &[u8], silent: Duration) -> bool {
     let word =
         |at: usize| info.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
-    let (Some(sent), Some(received)) = (word(LAST_DATA_SENT), word(LAST_DATA_RECV)) else { return false };
-    received <= sent && u128::from(received) >= silent.as_millis()
+    let [Some(sent), Some(received), Some(acknowledged), Some(low), Some(high)] =
+        [LAST_DATA_SENT, LAST_DATA_RECV, LAST_ACK_RECV, BYTES_RECEIVED, BYTES_RECEIVED + 4].map(word)
+    else {
+        return false;
+    };
+    let is_answered = low | high != 0 && received <= sent && received <= acknowledged;
+    is_answered && u128::from(received) >= silent.as_millis()
 }
 
 /// Offset of `tcpi_last_data_sent`, in milliseconds ago.
 const LAST_DATA_SENT: usize = 44;
 /// Offset of `tcpi_last_data_recv`, in milliseconds ago.
 const LAST_DATA_RECV: usize = 52;
+/// Offset of `tcpi_last_ack_recv`, in milliseconds ago.
+const LAST_ACK_RECV: usize = 56;
+/// Offset of `tcpi_bytes_received`.
+const BYTES_RECEIVED: usize = 128;
 
 /// Returns the cookie from its two words, of which the lower one is first (`sock_diag_save_cookie`).
 fn cookie(bytes: [u8; 8]) -> u64 {

@@ -1,5 +1,7 @@
 //! The algorithm `latency` in time: clients with open connections to ten endpoints, of which two are slow, compared with `lc`.
 
+#![expect(clippy::cast_precision_loss, clippy::cast_sign_loss, reason = "random times of a simulation")]
+
 use std::collections::BTreeMap;
 
 use proxy_common::select::{Algorithm, next_random};
@@ -76,7 +78,12 @@ impl World {
                     // As the packet path: in jiffies.
                     Event::Answered { id, after } => {
                         let created = ((at - after) / JIFFY) as u32;
-                        load::count(self.maps, id, 0, self.maps.now().wrapping_sub((at / JIFFY) as u32 - created));
+                        load::count(
+                            self.maps,
+                            id,
+                            0,
+                            self.maps.now().wrapping_sub((at / JIFFY) as u32 - created),
+                        );
                     }
                     Event::Ended { id, after } => {
                         load::ended(self.maps, id);
@@ -92,9 +99,10 @@ impl World {
             let slowed = if self.slow.contains(&id) { SLOWED } else { 0 };
             let answered = 200 + self.about(100.0) + slowed;
             let ended = answered + 500 + self.about(1000.0);
-            for (after, event) in
-                [(answered, Event::Answered { id, after: answered }), (ended, Event::Ended { id, after: ended })]
-            {
+            for (after, event) in [
+                (answered, Event::Answered { id, after: answered }),
+                (ended, Event::Ended { id, after: ended }),
+            ] {
                 self.begun += 1;
                 self.events.insert((next + after, self.begun), event);
             }
@@ -142,7 +150,10 @@ fn no_endpoint_has_twice_its_share_when_the_slow_ones_change() {
         }
         // An endpoint that is fast again gets connections again.
         let (_, shares) = world.run(2_000.0, 5);
-        let least = (1..=ENDPOINTS).filter(|id| !slow.contains(id)).map(|id| shares.get(&id).copied().unwrap_or(0)).min();
+        let least = (1..=ENDPOINTS)
+            .filter(|id| !slow.contains(id))
+            .map(|id| shares.get(&id).copied().unwrap_or(0))
+            .min();
         assert!(least.unwrap() > 400, "{slow:?}: {shares:?}");
     }
     std::println!("largest share {most}");

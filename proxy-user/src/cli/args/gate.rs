@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use clap::builder::FalseyValueParser;
+
 use super::choices::choice;
 use proxy_cli::value::{LogFormat, LogLevel};
 
@@ -16,7 +18,7 @@ pub struct GateArgs {
     pub condition: String,
     /// Exit once the condition is set: for an init container. Without it, the command continues and answers at --listen: for a
     /// sidecar.
-    #[arg(long)]
+    #[arg(long, env = "BALLAST_ONCE", value_parser = FalseyValueParser::new())]
     pub once: bool,
     /// Where the preStop hooks of the pod's other containers ask, at the path /removed. The answer comes once no node sends new
     /// connections to the pod.
@@ -29,19 +31,19 @@ pub struct GateArgs {
     )]
     pub listen: SocketAddr,
     /// Address of the node, where the agent answers (`status.hostIP`).
-    #[arg(long, env = "HOST_IP", value_name = "IP")]
+    #[arg(long, env = "BALLAST_HOST", value_name = "IP")]
     pub host: IpAddr,
     /// Port of the agent's health server.
     #[arg(long, env = "BALLAST_AGENT_PORT", value_name = "PORT", default_value_t = 10_256)]
     pub agent_port: u16,
     /// Namespace of the pod (`metadata.namespace`).
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME")]
+    #[arg(long, env = "BALLAST_NAMESPACE", value_name = "NAME")]
     pub namespace: String,
     /// Name of the pod (`metadata.name`).
-    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    #[arg(long, env = "BALLAST_POD", value_name = "NAME")]
     pub pod: String,
     /// Addresses of the pod (`status.podIPs`).
-    #[arg(long, env = "POD_IPS", value_name = "IP", required = true, value_delimiter = ',')]
+    #[arg(long, env = "BALLAST_ADDRESSES", value_name = "IP", required = true, value_delimiter = ',')]
     pub addresses: Vec<IpAddr>,
     /// Format of log lines.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = choice::<LogFormat>())]

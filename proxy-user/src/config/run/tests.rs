@@ -62,7 +62,7 @@ fn the_charts_settings_are_the_agents_variables() {
     let fields = "KUBECONFIG BIND_ADDRESS HEALTHZ_BIND_ADDRESS METRICS_BIND_ADDRESS PROXY_MODE MASQUERADE_ALL \
                   DETECT_LOCAL_MODE POD_BRIDGE_INTERFACE POD_INTERFACE_NAME_PREFIX CLUSTER_CIDR NODEPORT_ADDRESSES";
     // The chart has a value for each: a setting has one place.
-    let values = "SOCKET_LB SOCKET_DROP NODE_PORT_BIND FORWARDING_MODE EJECTION TENANT_ANNOTATIONS SLOW_START PAGE \
+    let values = "GATE_SERVICE SOCKET_LB SOCKET_DROP NODE_PORT_BIND FORWARDING_MODE EJECTION TENANT_ANNOTATIONS SLOW_START PAGE \
                   LOG_LEVEL ALGORITHM MAX_FLOWS UPLINKS XDP OTLP_ENDPOINT OTLP_SIGNALS OTLP_SAMPLE BPFFS CGROUP_ROOT MANIFESTS MASTER";
     let elsewhere: Vec<_> = [set, fields, values].into_iter().flat_map(str::split_whitespace).collect();
     let command = Args::command();

@@ -43,5 +43,7 @@ async fn pod_is_known_before_it_is_ready_and_selected_until_it_terminates() {
     assert_eq!(state("a", &[first]).await, (true, false), "the other endpoint is ready");
     endpoints.endpoints.truncate(1);
     change(&endpoints).await;
+    // The next sync waits for the pause after the last one.
+    pass(std::time::Duration::from_secs(1)).await;
     assert_eq!(state("a", &[first]).await, (true, true), "it is the last one, and serves");
 }

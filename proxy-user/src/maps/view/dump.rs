@@ -69,9 +69,10 @@ impl View {
                     let parts = connections::answer_time(word, flows::now(hz), hz);
                     u64::from(parts) * 1000 / u64::from((hz * connections::PARTS).max(1))
                 };
-                self.dump_words(map::CONNECTIONS, |word| {
-                    json!({ "open": connections::open(word), "answerMs": millis(word) })
-                })
+                self.dump_words(
+                    map::CONNECTIONS,
+                    |word| json!({ "open": connections::open(word), "answerMs": millis(word) }),
+                )
             }
             map::REASONS => {
                 let rows = self.reasons()?.into_iter().filter(|(_, count)| *count > 0);

@@ -91,8 +91,8 @@ fn run(control: &ControlPlane, node: &Node, kubeconfig: &std::path::Path, own: &
     let binary = std::env::var_os("BALLAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_ballast").into());
     let mut command = Command::new(binary);
     command.args(["gate", "--service", "gated", "--listen", HOOK]);
-    command.env("KUBECONFIG", kubeconfig).env("HOST_IP", own).env("POD_IPS", ADDRESS);
-    command.env("POD_NAME", "gated-0").env("POD_NAMESPACE", "default");
+    command.env("KUBECONFIG", kubeconfig).env("BALLAST_HOST", own).env("BALLAST_ADDRESSES", ADDRESS);
+    command.env("BALLAST_POD", "gated-0").env("BALLAST_NAMESPACE", "default");
     let mut gate = Process::start(&mut command, &log)?;
     let says = |text: &str| {
         eventually(PATIENCE, || {

@@ -1,19 +1,26 @@
 //! Changes of a Service's algorithm and weights while connections are open, and the count of open connections.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::{Case, packet::WIDE, tcp, vip};
+use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, text_with};
+use crate::manifest::{Family, Service, pod_ip, text_with};
 use crate::peer::{Attempt, Peer, SocketKind};
 use proxy_user::maps::view::View;
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
+/// A Service whose endpoints the test itself serves.
+const ASKED: Service = Service { name: "asked", number: 32, ports: &[udp(53, 9053, &[0, 1])] };
+/// How long a late endpoint takes to answer: less than the longest time that counts.
+const LATE: Duration = Duration::from_millis(100);
 /// [`SMALL`], with slow start: the share of a new endpoint grows for a while.
 #[rustfmt::skip]
 const SLOW: &[&str] = &[
@@ -32,6 +39,11 @@ pub const CASES: &[Case] = &[
         run: counts,
     },
     Case { name: "algorithm::the_count_survives_a_restart_and_is_corrected", wish: WISH, run: survives },
+    Case {
+        name: "algorithm::an_endpoint_that_answers_late_gets_few_connections",
+        wish: Wish { services: &[ASKED], ..WISH },
+        run: avoids_late,
+    },
     Case { name: "algorithm::an_endpoint_starts_slowly", wish: Wish { flags: SLOW, ..WISH }, run: slowly },
 ];
 
@@ -65,6 +77,7 @@ fn changes(fixture: &Fixture) -> Result<()> {
         ("mh", is_any),
         ("lc", is_any),
         ("nq", is_any),
+        ("latency", is_any),
         ("nonsense", is_any),
         ("random", is_any),
     ] {
@@ -92,7 +105,7 @@ fn changes(fixture: &Fixture) -> Result<()> {
 
 /// Checks two endpoints: with weight 0, one gets no new connections, and with weight 3, three of four.
 fn weights(fixture: &Fixture) -> Result<()> {
-    let first = Family::BOTH.map(|family| crate::manifest::pod_ip(family, 0).to_string());
+    let first = Family::BOTH.map(|family| pod_ip(family, 0).to_string());
     annotate(fixture, "wrr", &format!("{}=0, {}=0, *=3", first[0], first[1]))?;
     let (_, client) = fixture.clients().into_iter().next().context("no client")?;
     for family in Family::BOTH {
@@ -138,8 +151,7 @@ fn open(fixture: &Fixture, service: &str) -> Result<BTreeMap<String, u64>> {
 }
 
 fn is_open(fixture: &Fixture, expected: &[(Family, u8, u64)]) -> Result<()> {
-    let address =
-        |family, pod| std::net::SocketAddr::new(crate::manifest::pod_ip(family, pod), 8080).to_string();
+    let address = |family, pod| SocketAddr::new(pod_ip(family, pod), 8080).to_string();
     let expected: BTreeMap<_, _> =
         expected.iter().map(|(family, pod, count)| (address(*family, *pod), *count)).collect();
     eventually(SOON, || {
@@ -208,6 +220,67 @@ fn counts_of(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
     is_open(fixture, &[])
 }
 
+/// With `latency`, the late one of two endpoints gets few flows, also when the other one is late instead.
+fn avoids_late(fixture: &Fixture) -> Result<()> {
+    let text = text_with(ASKED, &json!({"metadata": {"annotations": {"ballast.io/algorithm": "latency"}}}))?;
+    fixture.folder.put_text(ASKED.name, &text)?;
+    programmed(fixture, "latency")?;
+    for family in Family::BOTH {
+        let (late, is_over) = (AtomicU8::new(0), AtomicBool::new(false));
+        let bind = |pod| fixture.in_pod(pod, || Ok(UdpSocket::bind((pod_ip(family, pod), 9053))?));
+        let servers = [bind(0)?, bind(1)?];
+        thread::scope(|scope| {
+            for (server, pod) in servers.iter().zip(0..) {
+                let (late, is_over) = (&late, &is_over);
+                scope.spawn(move || answer(server, pod, late, is_over));
+            }
+            let run = || {
+                for pod in [0, 1] {
+                    late.store(pod, Ordering::Relaxed);
+                    let seen = fixture
+                        .client_space
+                        .inside(|| (0..50).map(|_| asks(family)).collect::<Result<Vec<u8>>>())?;
+                    let count: usize = seen.iter().map(|seen| usize::from(*seen == pod)).sum();
+                    ensure!(count <= 10, "{family:?}: the late endpoint {pod} got {count} of 50: {seen:?}");
+                }
+                Ok(())
+            };
+            let result = run();
+            is_over.store(true, Ordering::Relaxed);
+            result
+        })?;
+    }
+    Ok(())
+}
+
+/// Answers datagrams with the number of the pod, late if it is the late one.
+fn answer(server: &UdpSocket, pod: u8, late: &AtomicU8, is_over: &AtomicBool) -> Result<()> {
+    server.set_read_timeout(Some(Duration::from_millis(100)))?;
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok((_, client)) = server.recv_from(&mut [0; 16]) else { continue };
+        if late.load(Ordering::Relaxed) == pod {
+            thread::sleep(LATE);
+        }
+        server.send_to(&[pod], client)?;
+    }
+    Ok(())
+}
+
+/// Asks the Service from a new port; returns the number of the pod that answers.
+fn asks(family: Family) -> Result<u8> {
+    let any: IpAddr = match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.set_read_timeout(Some(SOON))?;
+    socket.connect(vip(family, ASKED, SocketKind::Udp))?;
+    socket.send(b"?")?;
+    let mut pod = [0];
+    socket.recv(&mut pod)?;
+    Ok(pod[0])
+}
+
 fn survives(fixture: &Fixture) -> Result<()> {
     annotate(fixture, "lc", "")?;
     programmed(fixture, "lc")?;
@@ -245,7 +318,7 @@ fn survives(fixture: &Fixture) -> Result<()> {
     // The agent knows the counted sockets besides the flows, so it does not correct their count.
     let third = open_one(&fixture.local, 0, Family::V4)?;
     is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])?;
-    std::thread::sleep(Duration::from_secs(12));
+    thread::sleep(Duration::from_secs(12));
     is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])
 }
 
@@ -254,7 +327,7 @@ fn weights_of_pods(fixture: &Fixture) -> Result<(u64, u64)> {
     let rows = agent::ask(&fixture.node, &["backend", "list", WIDE.name], &fixture.bpffs())?;
     let rows = rows["backends"].as_array().context("no list")?;
     let weight = |pod| {
-        let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();
+        let address = SocketAddr::new(pod_ip(Family::V4, pod), 8080).to_string();
         let row = rows.iter().find(|row| row["address"] == address.as_str() && row["state"] == "active");
         row.context("no such endpoint")?["weight"].as_u64().context("no weight")
     };
