@@ -413,14 +413,14 @@ impl<M: FlowTable> Tracked<M> {
     /// backend serves: an endpoint that has ignored a forged reset also answers a forged SYN (RFC 5961, 4). A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
     /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections continue only if
     /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again. A request
-    /// does not continue a flow that moves ([`is_moving`]).
+    /// does not continue a flow that moves ([`is_moving`]), and a SYN begins a new one, which does not move.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16, service: u32, time: Time) -> bool {
         let (bits, entry) = (self.bits(), self.entry);
         let is_connection = entry.proto() != PROTO_UDP;
         let is_syn = is_connection && is_syn(tcp_flags);
         if is_syn {
-            if is_closed(bits) && !is_reset_by_client(bits) {
+            if is_moving(bits) || is_closed(bits) && !is_reset_by_client(bits) {
                 return false;
             }
             let silent = time.now.wrapping_sub(entry.last_seen().load());
@@ -439,7 +439,7 @@ impl<M: FlowTable> Tracked<M> {
         if is_connection && bits & (SEEN_REPLY | STATE_RESET) == SEEN_REPLY && !is_syn {
             return true;
         }
-        if is_moving(bits) && !is_syn {
+        if is_moving(bits) {
             return !is_request(tcp_flags);
         }
         let (id, addr, port) = entry.backend();

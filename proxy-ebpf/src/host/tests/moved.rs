@@ -41,6 +41,36 @@ fn request_on_a_moving_connection_resets_both_ends() {
     moves::<V6>();
 }
 
+fn again<F: Net>(flags: Option<u8>) {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let becomes = |shape| {
+        let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, shape));
+        assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, backend, shape)));
+    };
+    let connect = || {
+        becomes(SYN);
+        run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, SYN_ACK));
+        becomes(DATA);
+    };
+    connect();
+    maps.move_flows();
+    if let Some(flags) = flags {
+        becomes(Shape { flags, ..SYN });
+    }
+    connect();
+    assert_eq!(maps.count_of(Reason::Rebalanced), 0);
+}
+
+#[test]
+fn connection_with_the_ports_of_a_moving_one_does_not_move() {
+    const RST: u8 = 0x14;
+    for flags in [None, Some(RST)] {
+        again::<V4>(flags);
+        again::<V6>(flags);
+    }
+}
+
 fn unfinished<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
