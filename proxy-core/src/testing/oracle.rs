@@ -14,7 +14,7 @@ use crate::plan::{
     Access, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
     ServicePortName,
 };
-use crate::store::{Contents, FrontendKey, MemoryStore, Write};
+use crate::store::{Contents, FrontendKey, MaglevRow, MemoryStore, Write};
 use crate::sync::prefilter::{backend_bit, frontend_bit};
 
 /// What a frontend leads to: a Service port, endpoints with their flags, and the settings.
@@ -168,7 +168,8 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
     };
     let endpoints: BTreeMap<_, _> = slots.iter().filter_map(endpoint).collect();
     let table = contents.maglev.get(&(2 * entry.id + u32::from(entry.flags & 4 != 0)));
-    assert!(table.is_none_or(|table| table.current.words != 0), "{key} has a table that is not whole");
+    let words = |table: &MaglevRow| [table.current.words, table.previous.words];
+    assert!(table.is_none_or(|table| words(table) != [0, 0]), "{key} has a row without a table");
     let needs = HASHES.contains(&entry.algorithm) || entry.flags & 32 != 0;
     for at in destinations(contents, key) {
         assert!(bit(contents, frontend_bit(&at)), "no filter bit for {key} at {at}");
@@ -181,7 +182,7 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
         affinity: entry.affinity_secs,
         flags: entry.flags,
         algorithm: entry.algorithm,
-        has_table: needs && slots.len() > 1 && table.is_some(),
+        has_table: needs && slots.len() > 1 && table.is_some_and(|table| table.current.words != 0),
         kind: entry.kind,
         ranges: ranges.map(|(_, range)| *range).collect(),
     }
@@ -195,7 +196,7 @@ fn check_weights(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) {
     let slots = &contents.slots[entry.slot_base as usize..(entry.slot_base + entry.slot_count) as usize];
     let ids: BTreeSet<_> = slots.iter().collect();
     let weights: BTreeSet<u32> = ids.iter().map(|id| rows[*id].flags >> 16).collect();
-    let is_weighted = [0, 2, 7, 8, 9].contains(&entry.algorithm) && weights.len() > 1;
+    let is_weighted = [0, 2, 7, 8, 9, 10].contains(&entry.algorithm) && weights.len() > 1;
     assert_eq!(ids.len() < slots.len(), is_weighted, "{key}: {slots:?}");
 }
 

@@ -112,6 +112,11 @@ impl State {
         self.rst != [false; 2] || self.fin == [true; 2]
     }
 
+    /// Whether only the client has reset the connection: somebody else may have sent the RST, which the endpoint then ignores.
+    pub fn is_reset_by_client(&self) -> bool {
+        self.rst == [true, false] && self.fin != [true; 2]
+    }
+
     /// Whether a packet counts: it is no RST or FIN out of the window.
     pub fn counts(&self, from: From, proto: u8, segment: &Segment) -> bool {
         if proto != TCP || segment.flags & (RST | FIN) == 0 {
@@ -240,11 +245,12 @@ impl Flow {
         now - self.last_seen > self.timeout()
     }
 
-    /// Whether the endpoint may be in `TIME_WAIT`.
+    /// Whether the endpoint may be in `TIME_WAIT`, or may have ignored the reset.
     pub fn is_in_time_wait(&self, now: u64) -> bool {
-        let State { fin, rst, .. } = &self.state;
+        let State { fin, rst, assured, .. } = &self.state;
         let is_time_wait = self.proto == TCP && *fin == [true; 2] && *rst == [false; 2];
-        is_time_wait && now - self.last_seen <= timeout::QUARANTINE
+        (is_time_wait || *assured && self.state.is_reset_by_client())
+            && now - self.last_seen <= timeout::QUARANTINE
     }
 
     /// Whether the source port stays in quarantine after the flow has ended.
@@ -266,11 +272,12 @@ impl Flow {
     /// that a SYN is for.
     pub fn continues(&self, flags: u8, service: u32, scenario: &Scenario, now: u64) -> bool {
         let is_syn = self.proto != UDP && flags & (SYN | ACK) == SYN;
-        if is_syn && self.state.is_closed() {
+        let is_reset = self.state.is_reset_by_client();
+        if is_syn && self.state.is_closed() && !is_reset {
             return false;
         }
         let is_answered = !self.state.has_unanswered_syn || now - self.last_seen <= timeout::SYN_ANSWER;
-        if is_syn && self.state.assured && is_answered {
+        if is_syn && self.state.assured && is_answered && !is_reset {
             return true;
         }
         if is_syn && self.service != service {
