@@ -112,7 +112,7 @@ impl State {
         self.rst != [false; 2] || self.fin == [true; 2]
     }
 
-    /// Whether only the client has reset the connection: somebody else may have sent the RST, which the endpoint then ignores.
+    /// Whether only the client has reset the connection: the RST may be forged, which the endpoint then ignores.
     pub fn is_reset_by_client(&self) -> bool {
         self.rst == [true, false] && self.fin != [true; 2]
     }
