@@ -346,10 +346,11 @@ pub const fn is_closed(bits: u32) -> bool {
     bits & RSTS != 0 || bits & FINS == FINS
 }
 
-/// Whether a reset of the client alone has closed the flow. It may be forged, and the backend then has ignored it (RFC 5961, 3.2).
+/// Whether a reset of the client alone has closed an assured flow. It may be forged, and the backend then has ignored it (RFC 5961,
+/// 3.2).
 #[inline(always)]
 pub const fn is_reset_by_client(bits: u32) -> bool {
-    bits & RSTS == RST_CLIENT && bits & FINS != FINS
+    bits & (RSTS | ASSURED) == RST_CLIENT | ASSURED && bits & FINS != FINS
 }
 
 /// Whether the backend's number of open connections includes the flow. Only the CPU whose compare-and-exchange of the bits
@@ -417,8 +418,7 @@ const TIME_WAIT_SECS: u32 = 60 + 6;
 pub fn keeps_ports(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> bool {
     let silent = now.wrapping_sub(last_seen);
     let may_wait = proto == PROTO_TCP && bits & (FINS | RSTS) == FINS;
-    (may_wait || bits & ASSURED != 0 && is_reset_by_client(bits))
-        && (silent <= hz * TIME_WAIT_SECS || silent.wrapping_neg() <= hz)
+    (may_wait || is_reset_by_client(bits)) && (silent <= hz * TIME_WAIT_SECS || silent.wrapping_neg() <= hz)
 }
 
 /// Seconds of silence after which a half-closed flow may be evicted.

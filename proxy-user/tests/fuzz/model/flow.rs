@@ -112,9 +112,9 @@ impl State {
         self.rst != [false; 2] || self.fin == [true; 2]
     }
 
-    /// Whether only the client has reset the connection: the RST may be forged, which the endpoint then ignores.
+    /// Whether only the client has reset an assured connection: the RST may be forged, which the endpoint then ignores.
     pub fn is_reset_by_client(&self) -> bool {
-        self.rst == [true, false] && self.fin != [true; 2]
+        self.assured && self.rst == [true, false] && self.fin != [true; 2]
     }
 
     /// Whether a packet counts: it is no RST or FIN out of the window.
@@ -247,10 +247,9 @@ impl Flow {
 
     /// Whether the endpoint may be in `TIME_WAIT`, or may have ignored the reset.
     pub fn is_in_time_wait(&self, now: u64) -> bool {
-        let State { fin, rst, assured, .. } = &self.state;
+        let State { fin, rst, .. } = &self.state;
         let is_time_wait = self.proto == TCP && *fin == [true; 2] && *rst == [false; 2];
-        (is_time_wait || *assured && self.state.is_reset_by_client())
-            && now - self.last_seen <= timeout::QUARANTINE
+        (is_time_wait || self.state.is_reset_by_client()) && now - self.last_seen <= timeout::QUARANTINE
     }
 
     /// Whether the source port stays in quarantine after the flow has ended.
