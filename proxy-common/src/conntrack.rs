@@ -412,8 +412,8 @@ pub fn is_expired(proto: u8, bits: u32, last_seen: u32, now: u32, config: &NodeC
 const TIME_WAIT_SECS: u32 = 60 + 6;
 
 /// Whether a closed flow keeps its ports from other connections. After both ends have closed, the backend may still be in
-/// `TIME_WAIT`: it would answer a SYN from the same source port with an ACK, unless it knows that the SYN is newer. A reset of
-/// the client may be forged ([`is_reset_by_client`]): the connection then goes on.
+/// `TIME_WAIT`: it would answer a SYN from the same source port with an ACK, unless it knows that the SYN is newer. A RST of
+/// the client may be forged ([`is_reset_by_client`]); the connection is then still open.
 #[inline(always)]
 pub fn keeps_ports(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> bool {
     let silent = now.wrapping_sub(last_seen);

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_with_a_product_a_half_smaller_is_less_loaded_by_latency() {
+    fn latency_product_below_two_thirds_is_less_loaded() {
         let is_less = |one, other| is_less_loaded(Algorithm::Latency as u8, one, other);
         let (hz, now) = (250, 77);
         // The smoothed time after one answer is an eighth of the answer's.
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_that_does_not_serve_is_more_loaded_than_any_other() {
+    fn backend_out_of_service_is_most_loaded() {
         for algorithm in Algorithm::ALL.iter().filter(|algorithm| algorithm.is_by_load()) {
             for open in [0, 1, 1 << 30] {
                 let load = Load { open, weight: 1 };

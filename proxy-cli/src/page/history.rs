@@ -84,8 +84,8 @@ mod tests {
         assert!(add(&mut sum, &one(10, &[1.0, 2.0])));
         assert!(add(&mut sum, &one(11, &[10.0, 20.0, 30.0])));
         assert!(!sum.add(&one(11, &[7.0]), at(15 * 1_000)));
-        let told: Vec<_> = sum.points.iter().map(|point| (point[0], point[3])).collect();
-        assert_eq!((sum.last, told), (11, vec![(11.0, 2.0), (22.0, 2.0), (30.0, 1.0)]));
+        let drawn: Vec<_> = sum.points.iter().map(|point| (point[0], point[3])).collect();
+        assert_eq!((sum.last, drawn), (11, vec![(11.0, 2.0), (22.0, 2.0), (30.0, 1.0)]));
         assert!(add(&mut sum, &one(12, &[])), "a node where it is silent");
         assert_eq!(sum.points.len(), 3);
         assert!(!add(&mut sum, &HistoryAnswer { interval: 18, ..one(10, &[1.0]) }), "another setting");

@@ -2,8 +2,8 @@
 //!
 //! A connection moves by a reset: its client connects again, and the algorithm of the Service selects the endpoint, mostly at
 //! random. So about half of the connections that left the old endpoints return to them, and further ones follow, until the
-//! shares are even. Each connection that was open when the endpoints had joined is reset at most once, whatever happens then: an
-//! endpoint that refuses, or a client that opens more connections, cannot make the resets go on.
+//! shares are even. Each connection that was open when the endpoints had joined is reset at most once: an
+//! endpoint that refuses connections, or a client that opens more of them, causes no further resets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn unmanaged_cluster_address_has_frontends_of_cluster_addresses_only() {
+    fn external_ip_at_unmanaged_address_has_no_frontend() {
         let plan = |kind| {
             let (_, plan) = service("a", 1, [1]);
             let mut plan = plan.unwrap();

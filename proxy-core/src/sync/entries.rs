@@ -80,7 +80,7 @@ pub(super) fn service_entry(
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // Also with one endpoint: the programs note its answers, and treat an endpoint that joins later as a newcomer.
+            // Also with one endpoint: the programs record its answers; an endpoint that joins later has no record yet.
             (port.ejects, SERVICE_EJECTS),
             (port.changing != Changing::No && port.slot_count(frontend) > 1, SERVICE_CHANGING),
             (is_left_by_node(port, frontend), SERVICE_CHANGING_NODE),

@@ -230,7 +230,7 @@ impl<M: FlowTable> Tracked<M> {
         let change = next(proto, self.bits(), segment, seq, age, time.config);
         let mut bits = change.bits;
         if direction == DIRECTION_FORWARD && segment.tcp_flags & tcp::RST == 0 && !is_moving(bits) {
-            // The flow goes on although its backend had left: the backend serves again, and may leave again.
+            // The backend serves the Service again. If it leaves once more, the removal delay starts anew.
             bits &= !STATE_RESET;
         }
         if direction == DIRECTION_FORWARD
@@ -410,10 +410,11 @@ impl<M: FlowTable> Tracked<M> {
     /// TCP and SCTP stay with a backend that left the Service, as with kube-proxy: the backend may still answer. If the
     /// connection is to be reset ([`STATE_RESET`]), only the client's own RST continues, unless the backend serves again. A
     /// SYN on a closed flow begins a new flow; if only the client has reset it ([`is_reset_by_client`]), a SYN continues while the
-    /// backend serves: an endpoint that has ignored a forged reset also answers a forged SYN (RFC 5961, 4). A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
-    /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections continue only if
-    /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again. A request
-    /// does not continue a flow that moves ([`is_moving`]), and a SYN begins a new one, which does not move.
+    /// backend serves: an endpoint that has ignored a forged RST also answers a forged SYN (RFC 5961, 4). A SYN on an assured
+    /// flow goes to the backend, which answers it (RFC 5961, 4); only the second unanswered SYN may end such a flow. Any other
+    /// SYN, UDP and unreplied connections continue only if the backend still serves, and a SYN only if the flow belongs to
+    /// `service`; otherwise a backend is selected again. A request does not continue a flow that moves ([`is_moving`]), and a SYN
+    /// begins a new one, which does not move.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16, service: u32, time: Time) -> bool {
         let (bits, entry) = (self.bits(), self.entry);

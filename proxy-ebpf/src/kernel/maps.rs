@@ -213,9 +213,9 @@ pub(super) static SERVICE_STATS: Grows<PerCpuArray<ServiceStats, SERVICE_IDS>> =
 pub(super) static BACKEND_STATS: Grows<Array<u64, BACKEND_IDS>> = Grows::new();
 
 // Backend id to its number of open connections and the time to its first answers (`proxy_common::connections`). Written by all
-// programs when a connection of a Service that spreads by load begins, is answered or ends; read for each new connection of such a Service, and by the agent, which corrects it through a mapping. A
-// miss: the id is beyond the array, and nothing is counted. Shared by all CPUs: with a count per CPU, each selection would
-// have to add up the counts of all CPUs.
+// programs when a connection of a Service that spreads by load begins, is answered or ends; read for each new connection of such
+// a Service, and by the agent, which corrects it through a mapping. A miss: the id is beyond the array, and nothing is counted.
+// Shared by all CPUs: with a count per CPU, each selection would have to add up the counts of all CPUs.
 #[btf_map(name = "connections")]
 pub(super) static CONNECTIONS: Grows<Array<u64, BACKEND_IDS, MMAPABLE>> = Grows::new();
 

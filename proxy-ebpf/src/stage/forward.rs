@@ -101,7 +101,8 @@ pub fn find_route<M: FibCache, F: Frame>(
 }
 
 /// Returns the first word of the destination and source address of a route. A tunnel has bytes of its own IP address in both places
-/// (`ip6tnl`, `ipip`, `sit`), and the kernel drops a frame to a group address. No Ethernet device has one itself. XDP cannot send into a tunnel.
+/// (`ip6tnl`, `ipip`, `sit`), and the kernel drops a frame to a group address. No Ethernet device has one itself. XDP cannot send
+/// into a tunnel.
 #[inline(always)]
 const fn without_group(macs: [u32; 3]) -> u32 {
     let is_group = macs[1] & u32::from_ne_bytes([0, 0, 1, 0]) != 0;

@@ -66,7 +66,7 @@ async fn ask(args: &CheckArgs, server: &OnceCell<String>) -> ApiAccess {
         // Whether the needed objects can be listed is another question.
         Err(kube::Error::Api(status)) if status.code == 403 => "the API server".to_owned(),
         Err(error) => {
-            let why = told(&error, server.get());
+            let why = request_error(&error, server.get());
             return match &error {
                 kube::Error::Api(status) if status.code == 401 => ApiAccess::BrokenKubeconfig(why),
                 error if is_tls(error) => ApiAccess::Certificates(why),
@@ -97,7 +97,7 @@ fn silent(server: Option<&String>, patience: Duration) -> String {
 }
 
 /// Returns the text of a failed request.
-fn told(error: &kube::Error, server: Option<&String>) -> String {
+fn request_error(error: &kube::Error, server: Option<&String>) -> String {
     let server = server.map(|name| name.trim_end_matches('/')).unwrap_or_default();
     match error {
         kube::Error::Api(status) if status.code == 401 => format!(
@@ -128,9 +128,9 @@ fn asked<T, F: Future<Output = Result<T, kube::Error>>>(
         let (patience, server) = (patience(args), OnceCell::new());
         let asked = async {
             let client = client(args, &server).await.map_err(|error| chain(&error))?;
-            request(client)
-                .await
-                .map_err(|error| format!("{}; check --kubeconfig and --master", told(&error, server.get())))
+            request(client).await.map_err(|error| {
+                format!("{}; check --kubeconfig and --master", request_error(&error, server.get()))
+            })
         };
         timeout(patience, asked).await.unwrap_or_else(|_| Err(silent(server.get(), patience)))
     })
@@ -161,11 +161,11 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn a_failed_request_is_told_with_its_server() {
+    fn failed_request_names_its_server() {
         let server = "https://192.0.2.1:6443/".to_owned();
         let of = |message: &str, code| {
             let status = Status::failure(message, "X").with_code(code);
-            told(&kube::Error::Api(status.boxed()), Some(&server))
+            request_error(&kube::Error::Api(status.boxed()), Some(&server))
         };
         let expired = of("Unauthorized", 401);
         assert!(expired.starts_with("the API server https://192.0.2.1:6443 does not accept"), "{expired}");

@@ -113,10 +113,10 @@ async fn removed(State(asker): State<Asker>) -> &'static str {
 impl Asker {
     /// Asks repeatedly, until all nodes have reached the state for each Service. Logs each new reason to wait.
     async fn wait(&self, until: Until) {
-        let mut told = BTreeSet::new();
+        let mut logged = BTreeSet::new();
         for service in &self.services {
             while let Err(why) = self.ask(service, until).await {
-                if told.insert(why.clone()) {
+                if logged.insert(why.clone()) {
                     tracing::info!(%service, until = until.label(), why, "waiting for all nodes");
                 }
                 sleep(PAUSE).await;
@@ -151,7 +151,7 @@ async fn set_condition(client: &Client, args: &GateArgs) {
         "lastTransitionTime": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
     });
     let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
-    let (parameters, mut told) = (PatchParams::default(), String::new());
+    let (parameters, mut logged) = (PatchParams::default(), String::new());
     loop {
         let patched = pods.patch_status(&args.pod, &parameters, &patch);
         let why = match timeout(API_PATIENCE, patched).await {
@@ -159,13 +159,13 @@ async fn set_condition(client: &Client, args: &GateArgs) {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {API_PATIENCE:?}"),
         };
-        if why != told {
+        if why != logged {
             tracing::warn!(
                 pod = args.pod,
                 why,
                 "cannot set the condition; its service account must be allowed to patch pods/status"
             );
-            told = why;
+            logged = why;
         }
         sleep(PAUSE).await;
     }

@@ -99,7 +99,7 @@ fn a_port_of_a_bridge_is_what_its_kind_is() {
 }
 
 #[test]
-fn veth_port_of_the_nodes_bridge_is_an_uplink_without_a_nic() {
+fn veth_port_without_a_nic_is_an_uplink() {
     let port = |name, kind| HostDevice { master: Some(10), ..device(name, kind, &[]) };
     let all = host([
         device("br0", DeviceKind::Bridge, &["198.51.100.1/24"]),

@@ -238,7 +238,7 @@ fn a_direct_connection_in_time_wait<F: Net>() {
 }
 
 #[test]
-fn answer_of_an_older_direct_connection_gets_to_the_client_of_the_syn() {
+fn ack_of_an_older_direct_connection_reaches_the_client() {
     a_direct_connection_in_time_wait::<V4>();
     a_direct_connection_in_time_wait::<V6>();
 }
@@ -377,7 +377,7 @@ fn a_port_that_was_reset<F: Net>() {
 }
 
 #[test]
-fn client_that_reset_its_connection_is_served_from_the_same_port() {
+fn port_of_a_reset_connection_is_served() {
     a_port_that_was_reset::<V4>();
     a_port_that_was_reset::<V6>();
 }
