@@ -92,21 +92,30 @@ fn server(rest: Rest, delay: Duration) -> (Api<Service>, Arc<Mutex<Vec<String>>>
     (Api::all(Client::new(service, "default")), requests)
 }
 
-/// Returns the items until a list is complete, in a short notation, and the seconds that it took.
-async fn first_list(api: Api<Service>) -> (String, u64) {
-    let begun = Instant::now();
+/// Returns the items in a short notation, until the text is long enough.
+async fn text_of(
+    items: impl Stream<Item = Result<Event<Service>>>,
+    is_complete: impl Fn(&str) -> bool,
+) -> String {
     let mut text = String::new();
-    let mut items = std::pin::pin!(reflect(Source::new(api), Config::default()));
-    while !text.ends_with(']') {
+    let mut items = std::pin::pin!(items);
+    while !is_complete(&text) {
         text.push(match items.next().await.unwrap() {
             Ok(Event::Init) => '[',
             Ok(Event::InitApply(_)) => 'o',
             Ok(Event::InitDone) => ']',
-            Ok(_) => '?',
+            Ok(_) => 'c',
             Err(_) => '!',
         });
     }
-    (text, begun.elapsed().as_secs())
+    text
+}
+
+/// Returns the items until a list is complete, and the seconds that it took.
+async fn first_list(api: Api<Service>) -> (String, u64) {
+    let begun = Instant::now();
+    let items = reflect(Source::new(api), Config::default());
+    (text_of(items, |text| text.ends_with(']')).await, begun.elapsed().as_secs())
 }
 
 #[rstest]
@@ -186,20 +195,9 @@ fn old_server(old_from: usize) -> (Api<Service>, Arc<Mutex<Vec<String>>>) {
     (Api::all(Client::new(service, "default")), requests)
 }
 
-/// Returns the items of a stream until the first change, in a short notation.
+/// Returns the items until the first change.
 async fn until_a_change(items: impl Stream<Item = Result<Event<Service>>>) -> String {
-    let mut text = String::new();
-    let mut items = std::pin::pin!(items);
-    while !text.ends_with('c') {
-        text.push(match items.next().await.unwrap() {
-            Ok(Event::Init) => '[',
-            Ok(Event::InitApply(_)) => 'o',
-            Ok(Event::InitDone) => ']',
-            Ok(_) => 'c',
-            Err(_) => '!',
-        });
-    }
-    text
+    text_of(items, |text| text.ends_with('c')).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -327,16 +325,7 @@ async fn changed_object_proves_the_history_by_its_past(
     #[values(false, true)] is_deleted: bool,
 ) {
     let source = Source::new(server_with_past(is_deleted, past));
-    let mut items = std::pin::pin!(reflect(source, Config::default()));
-    let mut text = String::new();
-    while text.len() < expected.len() {
-        text.push(match items.next().await.unwrap() {
-            Ok(Event::Init) => '[',
-            Ok(Event::InitApply(_)) => 'o',
-            Ok(Event::InitDone) => ']',
-            Ok(_) => 'c',
-            Err(_) => '!',
-        });
-    }
+    let items = reflect(source, Config::default());
+    let text = text_of(items, |text| text.len() == expected.len()).await;
     assert_eq!(text, expected);
 }
