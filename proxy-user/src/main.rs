@@ -153,14 +153,14 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
 
 fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
+    telemetry::init(args.log.log_format, args.log.log_level, filter.as_deref(), None)?;
     app::end_udp_sockets(&args.maps.bpffs)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn gate(args: &GateArgs) -> anyhow::Result<ExitCode> {
     let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(args.log_format, args.log_level, filter.as_deref(), None)?;
+    telemetry::init(args.log.log_format, args.log.log_level, filter.as_deref(), None)?;
     gate::run(args)?;
     Ok(ExitCode::SUCCESS)
 }

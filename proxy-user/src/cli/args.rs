@@ -4,6 +4,7 @@ mod choices;
 pub mod end_udp_sockets;
 pub mod gate;
 pub mod kube_proxy;
+pub mod log;
 mod mirror;
 pub mod network;
 mod options;

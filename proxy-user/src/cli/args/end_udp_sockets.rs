@@ -1,8 +1,7 @@
 //! `ballast end-udp-sockets`.
 
-use super::choices::choice;
+use super::log::LogArgs;
 use proxy_cli::args::bpffs::BpffsArgs;
-use proxy_cli::value::{LogFormat, LogLevel};
 
 /// `ballast end-udp-sockets`.
 #[derive(Clone, Debug, clap::Args)]
@@ -10,17 +9,7 @@ pub struct EndUdpSocketsArgs {
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// Format of log lines.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = choice::<LogFormat>())]
-    pub log_format: LogFormat,
-    /// Log level: error, warn, info, debug, trace, or a klog number.
-    #[arg(
-        short = 'v',
-        long,
-        alias = "v",
-        env = "BALLAST_LOG_LEVEL",
-        value_name = "LEVEL",
-        default_value = "info"
-    )]
-    pub log_level: LogLevel,
+    /// Its log.
+    #[command(flatten)]
+    pub log: LogArgs,
 }

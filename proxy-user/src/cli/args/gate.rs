@@ -4,8 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::builder::FalseyValueParser;
 
-use super::choices::choice;
-use proxy_cli::value::{LogFormat, LogLevel};
+use super::log::LogArgs;
 
 /// `ballast gate`.
 #[derive(Clone, Debug, clap::Args)]
@@ -45,17 +44,7 @@ pub struct GateArgs {
     /// Addresses of the pod (`status.podIPs`).
     #[arg(long, env = "BALLAST_ADDRESSES", value_name = "IP", required = true, value_delimiter = ',')]
     pub addresses: Vec<IpAddr>,
-    /// Format of log lines.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = choice::<LogFormat>())]
-    pub log_format: LogFormat,
-    /// Log level: error, warn, info, debug, trace, or a klog number.
-    #[arg(
-        short = 'v',
-        long,
-        alias = "v",
-        env = "BALLAST_LOG_LEVEL",
-        value_name = "LEVEL",
-        default_value = "info"
-    )]
-    pub log_level: LogLevel,
+    /// Its log.
+    #[command(flatten)]
+    pub log: LogArgs,
 }
