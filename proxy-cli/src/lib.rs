@@ -6,12 +6,13 @@
 //! * [`output`]: how commands write their answers.
 //! * [`kubectl`]: requests to the agents of all nodes through the API server; [`program`]: the plugin as a program.
 //! * [`page`]: the server of the page, for one node or for a cluster.
-//! * [`archive`], [`programmed`]: what commands of both programs write and read.
+//! * [`archive`], [`programmed`], [`exchange`]: what commands of both programs write and read.
 
 pub mod archive;
 pub mod args;
 pub mod candidates;
 pub mod complete;
+pub mod exchange;
 pub mod kubectl;
 pub mod output;
 pub mod page;

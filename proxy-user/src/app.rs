@@ -12,13 +12,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use crate::audit::{Ask, Audits};
+use crate::audit::Audits;
 use crate::cli::origins::{self, Origin};
 use crate::cli::variables;
 use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
 use crate::config::{Options, RunConfig};
-use crate::driver::{Driver, DriverSettings, Programmed, Status};
+use crate::driver::{Ask, Driver, DriverSettings, Programmed, Status};
 use crate::host::cgroup;
 use crate::host::facts::{EndsSockets, HostFacts};
 use crate::host::follow::Follower;
@@ -175,6 +175,7 @@ async fn serve(
     };
     let flows = Box::new(View::open(&config.bpffs)?);
     let (ask, questions) = mpsc::channel(1);
+    let ask = Ask::new(ask);
     let gate = Gate::new(config.network.gate_service.as_ref().map(|service| service.0.clone()), ask.clone());
     let driver = Driver::new(store, NodeView::new(config.node_name.clone()), settings)?;
     let mut node_path = NodePath::default();
@@ -187,7 +188,7 @@ async fn serve(
     if let Some(connection) = connection.as_ref().filter(|_| !config.api_audit_period.is_zero()) {
         tasks.spawn_optional(audit(
             connection.client.clone(),
-            Ask::new(ask),
+            ask,
             Arc::clone(&config),
             status.clone(),
             Arc::clone(&audits),

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use tokio::time::sleep;
 
-use super::sources::{Ask, AuditError, Frontends, GRACE};
-use crate::driver::Question;
+use super::sources::{AuditError, Frontends, GRACE};
+use crate::driver::{Ask, Question};
 use proxy_core::store::FrontendKey;
 use proxy_core::sync::Expected;
 
@@ -28,7 +28,7 @@ pub(super) async fn audit(
     let after = differing(maps, driver).await?;
     let lasting: Vec<_> = after.into_iter().filter(|(key, it)| before.get(key) == Some(it)).collect();
     if !lasting.is_empty() {
-        driver.ask(Question::Repair).await?;
+        driver.ask(Question::Repair).await.ok_or(AuditError::Ending)?;
     }
     Ok(lasting.into_iter().map(|(key, _)| key).collect())
 }
@@ -45,7 +45,8 @@ async fn differing(
     let mut after = None;
     loop {
         let from = after.clone();
-        let (more, last) = driver.ask(|reply| Question::Expected(from, PIECE, reply)).await?;
+        let (more, last) =
+            driver.ask(|reply| Question::Expected(from, PIECE, reply)).await.ok_or(AuditError::Ending)?;
         expected.extend(more);
         if last.is_none() {
             return Ok(compare(expected, found));

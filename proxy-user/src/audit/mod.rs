@@ -22,9 +22,9 @@ use tokio::time::sleep;
 use tracing::field::Empty;
 use tracing::{Instrument as _, info_span};
 
-pub use sources::{Ask, AuditError, Frontends, GRACE, Lists};
+pub use sources::{AuditError, Frontends, GRACE, Lists};
 
-use crate::driver::Status;
+use crate::driver::{Ask, Status};
 use proxy_core::model::Key;
 use proxy_core::spans;
 use proxy_core::store::FrontendKey;

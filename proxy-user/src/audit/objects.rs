@@ -7,8 +7,8 @@ use futures::TryStreamExt;
 use futures::stream::TryChunksError;
 use tokio::time::sleep;
 
-use super::sources::{Ask, AuditError, GRACE, Lists};
-use crate::driver::Question;
+use super::sources::{AuditError, GRACE, Lists};
+use crate::driver::{Ask, Question};
 use proxy_core::model::{Key, Object};
 
 /// Objects that the driver compares for one question: its other work waits for this.
@@ -26,7 +26,8 @@ pub(super) async fn audit(lists: &(impl Lists + Sync), driver: &Ask) -> Result<V
     let mut lasting = again(lists, &suspects).await?;
     // An object that has changed since then is on its way to the driver.
     lasting.retain(|key, object| suspects.get(key) == Some(object));
-    driver.ask(|reply| Question::Correct(lasting.into_iter().collect(), reply)).await
+    let correct = driver.ask(|reply| Question::Correct(lasting.into_iter().collect(), reply));
+    correct.await.ok_or(AuditError::Ending)
 }
 
 /// Returns all objects that differ between driver and API server, with the API server's content; `None`: not listed.
@@ -40,10 +41,11 @@ async fn suspects(
     let mut pieces = pin!(lists.all().try_chunks(PIECE));
     while let Some(piece) = pieces.try_next().await.map_err(|TryChunksError(_, error)| error)? {
         listed.extend(piece.iter().map(Object::key));
-        let differing = driver.ask(|reply| Question::Differing(piece, reply)).await?;
+        let differing =
+            driver.ask(|reply| Question::Differing(piece, reply)).await.ok_or(AuditError::Ending)?;
         suspects.extend(differing.into_iter().map(|object| (object.key(), Some(object))));
     }
-    let unlisted = driver.ask(|reply| Question::Unlisted(listed, reply)).await?;
+    let unlisted = driver.ask(|reply| Question::Unlisted(listed, reply)).await.ok_or(AuditError::Ending)?;
     suspects.extend(unlisted.into_iter().map(|key| (key, None)));
     Ok(suspects)
 }

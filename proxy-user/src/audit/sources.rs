@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures::Stream;
-use tokio::sync::{mpsc, oneshot};
 
-use crate::driver::Question;
 use proxy_core::model::{Key, Object};
 use proxy_core::store::FrontendKey;
 
@@ -41,24 +39,4 @@ pub trait Frontends {
     fn read(
         &self,
     ) -> impl Future<Output = Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, AuditError>> + Send;
-}
-
-/// A handle to send questions to the driver.
-#[derive(Clone, Debug)]
-pub struct Ask(mpsc::Sender<Question>);
-
-impl Ask {
-    /// Creates a handle for the driver that receives the questions of `sender`.
-    pub const fn new(sender: mpsc::Sender<Question>) -> Self {
-        Self(sender)
-    }
-
-    pub(super) async fn ask<T>(
-        &self,
-        question: impl FnOnce(oneshot::Sender<T>) -> Question,
-    ) -> Result<T, AuditError> {
-        let (reply, answer) = oneshot::channel();
-        self.0.send(question(reply)).await.map_err(|_| AuditError::Ending)?;
-        answer.await.map_err(|_| AuditError::Ending)
-    }
 }

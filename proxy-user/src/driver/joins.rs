@@ -1,8 +1,9 @@
 //! The Services that endpoints joined lately: idle connections move to them (annotation `ballast.io/rebalance`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::schedule::Schedule;
 use proxy_core::model::ServiceName;
 use proxy_core::plan::{PortPlan, ServicePlan};
 
@@ -17,14 +18,14 @@ const LASTS: Duration = Duration::from_mins(2);
 pub(super) struct Joins {
     periods: BTreeMap<ServiceName, (Instant, Instant)>,
     /// The times of `periods` at which Services are planned again, and earlier ones that have no effect.
-    changes: BTreeSet<(Instant, ServiceName)>,
+    changes: Schedule,
     /// Time until an endpoint that joins has its full share.
     slow_start: Duration,
 }
 
 impl Joins {
     pub(super) fn new(slow_start: Duration) -> Self {
-        Self { periods: BTreeMap::new(), changes: BTreeSet::new(), slow_start }
+        Self { periods: BTreeMap::new(), changes: Schedule::default(), slow_start }
     }
 
     /// Notes whether endpoints joined those of the plan `before`, and lets connections of the plan's ports move only in the time
@@ -47,7 +48,7 @@ impl Joins {
         if has_joined {
             let period = (now + QUIET, now + QUIET + self.slow_start + LASTS);
             self.periods.insert(name.clone(), period);
-            self.changes.extend([period.0, period.1].map(|at| (at, name.clone())));
+            [period.0, period.1].into_iter().for_each(|at| self.changes.add(at, name));
         }
         let moves = self.periods.get(name).is_some_and(|(begin, end)| *begin <= now && now < *end);
         plan.ports.values_mut().for_each(|port| port.rebalances &= moves);
@@ -60,15 +61,12 @@ impl Joins {
 
     /// Returns the time at which connections of the next Service begin to move, or no longer do.
     pub(super) fn wake(&self) -> Option<Instant> {
-        self.changes.first().map(|(at, _)| *at)
+        self.changes.next()
     }
 
     /// Starts a planning: returns the Services whose connections begin to move, or no longer do.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
-        let mut names = Vec::new();
-        while self.changes.first().is_some_and(|(at, _)| *at <= now) {
-            names.extend(self.changes.pop_first().map(|(_, name)| name));
-        }
+        let names = self.changes.take_due(now);
         for name in &names {
             if self.periods.get(name).is_some_and(|(_, end)| *end <= now) {
                 self.periods.remove(name);

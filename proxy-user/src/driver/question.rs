@@ -3,14 +3,32 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::gate::PodState;
 use proxy_core::model::{Key, Object, ServiceName};
 use proxy_core::sync::Expected;
 
-/// The sender of the answer. The answer is lost if the audit has ended.
-type Reply<T> = oneshot::Sender<T>;
+/// The sender of the answer. The answer is lost if the one that asked has ended.
+pub type Reply<T> = oneshot::Sender<T>;
+
+/// A handle to send questions to the driver.
+#[derive(Clone, Debug)]
+pub struct Ask(mpsc::Sender<Question>);
+
+impl Ask {
+    /// Creates a handle for the driver that receives the questions of `sender`.
+    pub const fn new(sender: mpsc::Sender<Question>) -> Self {
+        Self(sender)
+    }
+
+    /// Returns the answer; `None` if the driver has ended.
+    pub async fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Question) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(question(reply)).await.ok()?;
+        answer.await.ok()
+    }
+}
 
 /// A question, with the sender of its answer.
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! The Services whose endpoints joined or left lately: sockets are left to the packet programs meanwhile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::schedule::Schedule;
 use proxy_core::model::ServiceName;
 use proxy_core::plan::{BackendAddress, Changing, FrontendKind, FrontendPlan, PortPlan, ServicePlan};
 
@@ -16,7 +17,7 @@ pub(super) struct Rollouts {
     /// When each one no longer is.
     until: BTreeMap<ServiceName, Instant>,
     /// The times of [`Rollouts::until`], in order.
-    ends: BTreeSet<(Instant, ServiceName)>,
+    ends: Schedule,
 }
 
 impl Rollouts {
@@ -57,24 +58,22 @@ impl Rollouts {
             Some(until) => self.until.insert(name.clone(), until),
             None => self.until.remove(name),
         };
-        self.ends.extend(until.map(|until| (until, name.clone())));
+        if let Some(until) = until {
+            self.ends.add(until, name);
+        }
         if let Some(before) = before.filter(|_| before != until) {
-            self.ends.remove(&(before, name.clone()));
+            self.ends.remove(before, name);
         }
     }
 
     /// Returns the time at which the next Service may no longer be changing.
     pub(super) fn wake(&self) -> Option<Instant> {
-        self.ends.first().map(|(at, _)| *at)
+        self.ends.next()
     }
 
     /// Starts a planning: returns the Services that are no longer changing.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
-        let mut ended = Vec::new();
-        while self.ends.first().is_some_and(|(at, _)| *at <= now) {
-            ended.extend(self.ends.pop_first().map(|(_, name)| name));
-        }
-        ended
+        self.ends.take_due(now)
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::answer::{State, json, text};
 use crate::driver::{PodState, Question};
+use proxy_cli::exchange;
 use proxy_core::model::ServiceName;
 
 /// How long another agent may take to answer.
@@ -180,14 +181,11 @@ pub fn path(service: &ServiceName, addresses: &[IpAddr], until: Until, is_here: 
 pub async fn get(agent: SocketAddr, path: &str, patience: Duration) -> io::Result<(u16, String)> {
     let exchange = async {
         let mut stream = TcpStream::connect(agent).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {agent}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.take(MOST).read_to_string(&mut answer).await?;
-        let status = answer.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
-        let not_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP");
-        let (_, body) = answer.split_once("\r\n\r\n").ok_or_else(not_http)?;
-        Ok((status.ok_or_else(not_http)?, body.to_owned()))
+        stream.write_all(exchange::request(agent, path).as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.take(MOST).read_to_end(&mut answer).await?;
+        let (status, body) = exchange::answer(answer).map_err(io::Error::other)?;
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
     timeout(patience, exchange).await.unwrap_or_else(|_| {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("no complete answer within {patience:?}")))
@@ -211,7 +209,7 @@ mod tests {
     use super::super::health_router;
     use super::super::tests::{fetch, start, state};
     use super::*;
-    use crate::driver::Status;
+    use crate::driver::{Ask, Status};
 
     /// Starts an agent whose driver knows these agents and this state of every pod.
     async fn agent(known: PodState, agents: Vec<SocketAddr>) -> SocketAddr {
@@ -228,7 +226,7 @@ mod tests {
                 }
             }
         });
-        let gate = Gate::new(Some(ServiceName::new("kube-system", "ballast")), sender);
+        let gate = Gate::new(Some(ServiceName::new("kube-system", "ballast")), Ask::new(sender));
         start(health_router(State { gate, ..state(Status::default()) })).await
     }
 

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use super::error::{AskError, ShowError};
 use crate::config::run::METRICS_PORT;
 use crate::programs::XdpDevice;
+use proxy_cli::exchange;
 use proxy_cli::value::Listen;
 use proxy_core::model::ApiServers;
 use proxy_core::model::settings::PROXY_MODE;
@@ -163,26 +164,20 @@ fn ask_within(
         io::ErrorKind::WouldBlock => format!("no complete answer within {patience:?}"),
         _ => error.to_string(),
     };
-    let mut answer = exchange(address, path, patience, most).map_err(told)?;
+    let answer = send(address, path, patience, most).map_err(told)?;
     if answer.len() as u64 > most {
         return Err(format!("the answer is longer than {most} bytes"));
     }
-    // Only the status of the head is needed: `HTTP/1.1 200`.
-    let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-    let status = status.and_then(|text| str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
-    let status = status.ok_or("the answer is not HTTP")?;
-    let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(answer.len(), |end| end + 4);
-    Ok((status, answer.split_off(body)))
+    exchange::answer(answer).map_err(str::to_owned)
 }
 
 /// Sends a GET request. Returns the whole answer, or its first bytes: one more than `most`.
-fn exchange(address: SocketAddr, path: &str, patience: Duration, most: u64) -> io::Result<Vec<u8>> {
+fn send(address: SocketAddr, path: &str, patience: Duration, most: u64) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
     // The request is sent in one piece, because a server that is not Ballast's may close the connection after the first piece.
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(exchange::request(address, path).as_bytes())?;
     let mut answer = Vec::new();
     stream.take(most + 1).read_to_end(&mut answer)?;
     Ok(answer)
