@@ -17,7 +17,7 @@ pub trait Watched:
 {
     /// The type of the converted objects.
     type Model: Send;
-    /// The resource's name, as used for permissions.
+    /// The resource's name, as used for permissions; different for two watches of one resource.
     const RESOURCE: &'static str;
     /// Whether [`Watched::convert`] drops what the field selector leaves out: a server that does not know the field may
     /// send such objects, too.
