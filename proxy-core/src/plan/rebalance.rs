@@ -14,6 +14,8 @@ use crate::model::Service;
 
 /// The most connections of a Service port that are reset in a second, as a part of all.
 const PER_SECOND: f64 = 0.05;
+/// The same while an endpoint still gets only a small share of new connections: most of them would return to the old ones.
+const PER_SECOND_ON_TRIAL: f64 = 0.01;
 /// An endpoint keeps its connections if it has at most this part more than its share.
 const TOLERANCE: f64 = 0.05;
 
@@ -47,18 +49,20 @@ impl<I: Ord> Moves<I> {
     }
 
     /// Begins a round. `shares`: the endpoints that get new connections, each with its share; `counts`: the number of
-    /// connections of each; `elapsed`: time since the last round. Returns whether any connection may move.
+    /// connections of each; `elapsed`: time since the last round; `on_trial`: one of the endpoints gets only a small share of new
+    /// connections until it has answered. Returns whether any connection may move.
     pub fn begin_round(
         &mut self,
         shares: &BTreeMap<u32, u32>,
         counts: &BTreeMap<u32, u64>,
         elapsed: Duration,
+        on_trial: bool,
     ) -> bool {
+        let rate = if on_trial { PER_SECOND_ON_TRIAL } else { PER_SECOND };
         let count = |id: &u32| exact(counts.get(id).copied().unwrap_or(0));
         let total: f64 = shares.keys().map(count).sum();
         let whole: f64 = shares.values().map(|share| f64::from(*share)).sum();
-        self.tokens =
-            (self.tokens + total * PER_SECOND * elapsed.as_secs_f64()).min((total * PER_SECOND).max(1.0));
+        self.tokens = (self.tokens + total * rate * elapsed.as_secs_f64()).min((total * rate).max(1.0));
         self.surplus.clear();
         for (id, share) in shares {
             let expected = total * f64::from(*share) / whole.max(1.0);
@@ -174,7 +178,12 @@ mod tests {
                 let mut resets = 0;
                 for (node, moves) in moves.iter_mut().enumerate() {
                     let connections = self.nodes[node].clone();
-                    moves.begin_round(&self.shares, &Self::counts(&connections), Duration::from_secs(1));
+                    moves.begin_round(
+                        &self.shares,
+                        &Self::counts(&connections),
+                        Duration::from_secs(1),
+                        false,
+                    );
                     for (connection, endpoint) in connections {
                         let is_idle = self.random.next_random() > 0.33;
                         if is_idle && moves.take(&connection, endpoint) {
@@ -227,6 +236,16 @@ mod tests {
     }
 
     #[test]
+    fn endpoint_on_trial_slows_moves() {
+        for (on_trial, most) in [(true, 10), (false, 50)] {
+            let mut moves = Moves::new(0..1000, 1);
+            let (shares, counts) = (BTreeMap::from([(1, 1), (2, 1)]), BTreeMap::from([(1, 1000)]));
+            moves.begin_round(&shares, &counts, Duration::from_secs(10), on_trial);
+            assert_eq!((0..1000).filter(|connection| moves.take(connection, 1)).count(), most);
+        }
+    }
+
+    #[test]
     fn even_shares_move_no_connection() {
         let mut simulation = Simulation::new(1, 3_000, &[1; 6]);
         let before = simulation.imbalance();
@@ -238,12 +257,12 @@ mod tests {
     fn connections_opened_later_or_to_removed_endpoints_stay() {
         let mut moves = Moves::new([1, 2], 1);
         let (shares, counts) = ([(7, 1), (8, 1)].into(), [(7, 100), (9, 1)].into());
-        assert!(moves.begin_round(&shares, &counts, Duration::from_secs(1)));
+        assert!(moves.begin_round(&shares, &counts, Duration::from_secs(1), false));
         assert!(!moves.take(&3, 7), "it was opened later");
         assert!(!moves.take(&2, 9), "its endpoint was removed");
         assert!(moves.take(&1, 7) && !moves.take(&1, 7));
         assert!(moves.take(&2, 7));
-        assert!(!moves.begin_round(&shares, &counts, Duration::from_secs(1)), "none is left");
+        assert!(!moves.begin_round(&shares, &counts, Duration::from_secs(1), false), "none is left");
     }
 
     #[test]

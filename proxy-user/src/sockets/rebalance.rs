@@ -120,7 +120,7 @@ impl Mover {
             });
             let mut counts = BTreeMap::new();
             own().for_each(|(.., backend)| *counts.entry(*backend).or_default() += 1);
-            moves.begin_round(&port.shares, &counts, now - *last);
+            moves.begin_round(&port.shares, &counts, now - *last, port.on_trial);
             *last = now;
         }
     }

@@ -27,6 +27,8 @@ pub struct RebalancedPort {
     pub frontends: BTreeSet<SocketAddr>,
     /// The endpoints that get new connections, by id, each with its share.
     pub shares: BTreeMap<u32, u32>,
+    /// Whether one of these gets only a small share of new connections, until it has answered.
+    pub on_trial: bool,
 }
 
 impl RebalancedPort {
@@ -75,11 +77,11 @@ impl View {
         self.add_rebalanced::<[u8; 4]>(map::SERVICES, map::BACKENDS, &mut ports)?;
         self.add_rebalanced::<[u8; 16]>(map::SERVICES6, map::BACKENDS6, &mut ports)?;
         if !ports.is_empty() {
-            // New connections skip them.
-            for id in self.ejected()?.into_keys() {
-                for port in ports.values_mut() {
-                    port.shares.remove(&id);
-                }
+            let (ejected, trials) = (self.ejected()?, self.on_trial()?);
+            for port in ports.values_mut() {
+                // New connections skip them.
+                port.shares.retain(|id, _| !ejected.contains_key(id));
+                port.on_trial = port.shares.keys().any(|id| trials.contains(id));
             }
         }
         Ok(ports)
