@@ -56,6 +56,46 @@ pub fn bars(figures: &[&Figure]) -> Result<String> {
     Ok(svg)
 }
 
+/// Colors of lines, in turn.
+const COLORS: [RGBColor; 6] = [
+    MET,
+    MISSED,
+    RGBColor(80, 140, 80),
+    RGBColor(150, 100, 160),
+    RGBColor(190, 150, 50),
+    RGBColor(90, 90, 90),
+];
+
+/// Draws a line for each name: values by second, from 0 up.
+pub fn lines(named: &[(String, &[(f64, f64)])], unit: &str) -> Result<String> {
+    let all = || named.iter().flat_map(|(_, values)| values.iter());
+    let end = all().map(|(second, _)| *second).fold(1.0, f64::max);
+    let top = all().map(|(_, value)| *value).fold(1.0, f64::max) * 1.1;
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (800, 260)).into_drawing_area();
+        let drawn = area.fill(&WHITE).and_then(|()| {
+            let mut chart = ChartBuilder::on(&area)
+                .margin(MARGIN)
+                .x_label_area_size(32)
+                .y_label_area_size(60)
+                .build_cartesian_2d(0.0..end / 60.0, 0.0..top)?;
+            chart.configure_mesh().light_line_style(WHITE).x_desc("minutes").y_desc(unit).draw()?;
+            for ((name, values), color) in named.iter().zip(COLORS.into_iter().cycle()) {
+                let points: Vec<_> = values.iter().map(|(second, value)| (second / 60.0, *value)).collect();
+                chart
+                    .draw_series(std::iter::once(PathElement::new(points, color)))?
+                    .label(name)
+                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], color));
+            }
+            chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft).draw()?;
+            area.present()
+        });
+        drawn.context("cannot draw a plot")?;
+    }
+    Ok(svg)
+}
+
 /// One figure, as the benchmark writes it.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Figure {

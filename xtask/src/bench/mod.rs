@@ -11,6 +11,7 @@ use crate::apiserver::Binaries;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{apiserver, build, cross, log};
+pub use chart::lines;
 
 /// Run the benchmarks and print the figures with their targets (needs root).
 ///

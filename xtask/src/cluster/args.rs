@@ -67,6 +67,14 @@ pub(super) enum Action {
         #[command(flatten)]
         which: Which,
     },
+    /// Inject faults into a cluster in random order under one continuous load, count every request, and draw the resources of
+    /// each agent
+    Soak {
+        #[command(flatten)]
+        args: faults::SoakArgs,
+        #[command(flatten)]
+        which: Which,
+    },
     /// Replace pods without probes, with one proxy after the other, and count failed connections
     Rolling {
         #[command(flatten)]

@@ -78,6 +78,10 @@ pub fn run(args: &Args) -> Result<()> {
             signal::catch();
             faults::rolling(&there(which)?, args)
         }
+        Action::Soak { args, which } => {
+            signal::catch();
+            faults::soak(&there(which)?, args)
+        }
         Action::Kubeadm { given, which } => {
             signal::catch();
             kubeadm::run(&Workdir::of(&which.name)?, given)

@@ -2,7 +2,7 @@
 //! `ballast explain` had predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -34,7 +34,7 @@ pub struct Args {
 const AWAY: Duration = Duration::from_secs(20);
 
 /// Faults that may be injected. None affects the pods whose connections stay open.
-const FAULTS: [Case; 9] = [
+pub(super) const FAULTS: [Case; 9] = [
     case("an agent is killed", |testbed, kit| testbed.agents.kill(testbed.workdir, kit.node, GONE)),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
     case("the API server is away; then pods change", |testbed, _| {
@@ -61,8 +61,7 @@ type Predicted = BTreeMap<String, BTreeSet<String>>;
 
 /// Injects random faults into a cluster for a while, and prints what its clients saw.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seed = args.seed.unwrap_or(now.as_secs());
+    let seed = args.seed.unwrap_or_else(seed_of_now);
     log::line(format_args!("seed: {seed}"));
     let (mut random, start) = (Random(seed), Instant::now());
     let testbed = Testbed::make(workdir)?;
@@ -165,11 +164,16 @@ fn endpoints(told: &Value, who: &str) -> Result<Vec<String>> {
     Ok(addresses.map(|text| without_port(text).trim_matches(['[', ']']).to_owned()).collect())
 }
 
+/// Returns another seed for each run.
+pub(super) fn seed_of_now() -> u64 {
+    jiff::Timestamp::now().as_second().cast_unsigned()
+}
+
 /// Random numbers that depend only on the seed: `SplitMix64`.
-struct Random(u64);
+pub(super) struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -18,6 +18,7 @@ pub mod page;
 mod plugin;
 mod probe;
 mod rolling;
+mod soak;
 mod table;
 mod testbed;
 mod vip;
@@ -37,6 +38,7 @@ pub use chaos::{Args as ChaosArgs, run as chaos};
 pub use foreign::attach as attach_foreign;
 pub use load::load;
 pub use probe::Target;
+pub use soak::{Args as SoakArgs, run as soak};
 use table::{AROUND, CABLE, Case, GONE, Kit, Line, case};
 use testbed::Testbed;
 

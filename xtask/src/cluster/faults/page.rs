@@ -35,7 +35,7 @@ pub(super) fn write(part: &str, title: &str, commands: &[String], body: &str) ->
 }
 
 /// Describes what the figures depend on.
-fn machine() -> String {
+pub(super) fn machine() -> String {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = Cmd::new("uname").arg("-r").try_read().unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
