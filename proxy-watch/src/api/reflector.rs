@@ -23,6 +23,7 @@ use futures::{Stream, StreamExt, stream};
 use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::WatchEvent;
 use kube::runtime::watcher::{Config, Error, Event, Result};
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
@@ -91,6 +92,8 @@ struct Reflector<K> {
     is_broken: bool,
     /// Whether the next list is a whole one: a streamed one was refused, or did not end.
     is_whole: bool,
+    /// How many streamed lists in a row were cut off.
+    cuts: u8,
     history: History,
 }
 
@@ -105,6 +108,7 @@ pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Ite
         is_doubtful: false,
         is_broken: false,
         is_whole: false,
+        cuts: 0,
         history: History::default(),
     };
     stream::unfold(reflector, |mut reflector| async {
@@ -134,10 +138,14 @@ impl<K: Watched> Reflector<K> {
                 }
             })),
             State::Streamed(mut events) => match events.next_of_list().await {
-                Some(item) => self.streamed(item, events),
-                None => {
-                    self.give_up_streaming();
+                Ok(Some(item)) => self.streamed(item, events),
+                Ok(None) => {
+                    self.cut_off();
                     Some(Err(ended("a streamed list ended before it was complete")))
+                }
+                Err(_) => {
+                    self.give_up_streaming();
+                    Some(Err(ended("a streamed list did not go on")))
                 }
             },
             State::Resume => self.resume().await,
@@ -169,10 +177,19 @@ impl<K: Watched> Reflector<K> {
         }
     }
 
+    /// A streamed list was cut off. The next one is streamed, too: while API servers are restarted, whole lists of all agents
+    /// would be too much for the others. A proxy that cuts each one off gets a request for a whole list.
+    fn cut_off(&mut self) {
+        self.cuts += 1;
+        if self.cuts > 1 {
+            self.give_up_streaming();
+        }
+    }
+
     fn give_up_streaming(&mut self) {
         let resource = K::RESOURCE;
         info!(resource, "a streamed list did not end with its bookmark; requesting a whole list");
-        self.is_whole = true;
+        (self.is_whole, self.cuts) = (true, 0);
     }
 
     /// Requests a whole list.
@@ -207,7 +224,7 @@ impl<K: Watched> Reflector<K> {
 
     /// Ends all doubts: a list has been accepted.
     const fn clear_doubts(&mut self) {
-        (self.is_doubtful, self.is_broken) = (false, false);
+        (self.is_doubtful, self.is_broken, self.cuts) = (false, false, 0);
     }
 
     /// Opens the watch again, after a comparison of histories if it has broken.
@@ -309,7 +326,7 @@ impl<K: Watched> Reflector<K> {
             Err(error) => {
                 // A server that tells why, and one that is asked for JSON now, may end the next list.
                 if code(&error).is_none() && !is_malformed(&error) {
-                    self.give_up_streaming();
+                    self.cut_off();
                 }
                 return Some(Err(Error::WatchFailed(error)));
             }
@@ -408,15 +425,16 @@ impl<K> Events<K> {
         item
     }
 
-    /// Returns the next event of a streamed list; `None` if it ended, if no object has arrived for too long, or at the end of the
-    /// watch's timeout. A bookmark or a change does not count: a server that ignores what was requested sends them as well.
-    async fn next_of_list(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
+    /// Returns the next event of a streamed list; `None` if it ended. An error if no object has arrived for too long, or at the
+    /// end of the watch's timeout. A bookmark or a change does not count: a server that ignores what was requested sends them
+    /// as well.
+    async fn next_of_list(&mut self) -> std::result::Result<Option<kube::Result<WatchEvent<K>>>, Elapsed> {
         let is_list = self.objects > self.opened.elapsed().as_secs();
         let longest = if is_list { self.lasts + MARGIN } else { LONGEST };
         let deadline = (self.progressed + SILENCE).min(self.opened + longest);
-        let item = timeout_at(deadline, self.stream.next()).await.unwrap_or(None);
+        let item = timeout_at(deadline, self.stream.next()).await?;
         self.is_empty &= item.is_none();
-        item
+        Ok(item)
     }
 
     fn is_short(&self) -> bool {

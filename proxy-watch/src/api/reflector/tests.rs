@@ -120,8 +120,8 @@ async fn first_list(api: Api<Service>) -> (String, u64) {
 
 #[rstest]
 #[case::silent(Rest::Nothing, "[o![o]", 90)]
-#[case::ended(Rest::End, "[o![o]", 0)]
-#[case::cut_off(Rest::Cut, "[o![o]", 0)]
+#[case::ended(Rest::End, "[o![o![o]", 0)]
+#[case::cut_off(Rest::Cut, "[o![o![o]", 0)]
 #[case::bookmarks(Rest::Bookmarks, "[o![o]", 90)]
 #[case::new_objects(Rest::Objects, "[oooo![o]", 180)]
 #[tokio::test(start_paused = true)]
@@ -133,8 +133,13 @@ async fn a_streamed_list_without_an_end_is_followed_by_a_whole_one(
     let (api, requests) = server(rest, Duration::ZERO);
     assert_eq!(first_list(api).await, (expected.to_owned(), seconds));
     let requests = requests.lock().unwrap();
-    assert_eq!(requests.len(), 2, "{requests:?}");
-    assert!(!requests[1].contains("watch=true"), "{requests:?}");
+    assert_eq!(requests.len(), expected.matches('[').count(), "{requests:?}");
+    let is_streamed = |request: &String| request.contains("sendInitialEvents=true");
+    assert_eq!(
+        requests.iter().position(|request| !is_streamed(request)),
+        Some(requests.len() - 1),
+        "{requests:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,6 +258,7 @@ async fn a_list_after_a_whole_one_is_streamed_again() {
         is_doubtful: false,
         is_broken: false,
         is_whole: false,
+        cuts: 0,
         history: History::default(),
     };
     while !matches!(reflector.state, State::Whole(_)) {

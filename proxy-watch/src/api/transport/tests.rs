@@ -180,10 +180,12 @@ async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
 #[tokio::test]
 async fn a_list_that_ends_too_early_is_a_failure_each_time() {
     let (api, requests) = server(|_, _| (200, PROTOBUF, b"k8".to_vec()));
-    let items = first(api, 4).await;
-    assert!(items[0] == "[" && items[1].starts_with("watch stream failed"), "{items:?}");
-    assert!(items[2..].iter().all(|item| item.starts_with("failed to perform initial")), "{items:?}");
-    assert_eq!(requests.lock().unwrap().len(), 3);
+    let items = first(api, 6).await;
+    let (streamed, whole) = items.split_at(4);
+    let is_failure = |two: &[String]| two[0] == "[" && two[1].starts_with("watch stream failed");
+    assert!(streamed.chunks(2).all(is_failure), "{items:?}");
+    assert!(whole.iter().all(|item| item.starts_with("failed to perform initial")), "{items:?}");
+    assert_eq!(requests.lock().unwrap().len(), 4);
 }
 
 /// The server refuses the version when the watch is resumed, not with an event of the watch.
