@@ -13,8 +13,9 @@ use super::options::{Options, SYNC_PERIOD};
 use super::otlp::OtlpSettings;
 use super::page::{PageSettings, Shows};
 use super::paths::Paths;
+use crate::host::cpus::Cpus;
 use crate::host::selection::Selection;
-use crate::host::{cpus, memory, ports};
+use crate::host::{memory, ports};
 use crate::programs::{Capacities, PacketHook};
 use proxy_cli::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use proxy_core::model::net::IpFamily;
@@ -212,7 +213,7 @@ impl RunConfig {
             metrics_bind_address: metrics,
             page,
             otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
-            capacities: sizes.resolve(memory::total(), cpus::online(), &kube_proxy.conntrack)?,
+            capacities: sizes.resolve(memory::total(), Cpus::of_machine(), &kube_proxy.conntrack)?,
             flow_timeouts,
             min_sync_period,
             sync_period,

@@ -5,6 +5,7 @@ use proxy_common::map_names;
 use proxy_common::stats::ServiceStats;
 
 use super::error::ConfigError;
+use crate::host::cpus::Cpus;
 use crate::programs::Capacities;
 use proxy_core::model::settings::Conntrack;
 
@@ -12,7 +13,7 @@ use proxy_core::model::settings::Conntrack;
 const LARGER: [u64; 2] = [12 << 30, 48 << 30];
 
 /// Defines the size of each map: its name among the capacities, its default, whether the default grows with the node's
-/// memory, and the bytes of one in all maps, from the number of CPUs.
+/// memory, and the bytes of one in all maps, from the number of possible CPUs.
 macro_rules! sizes {
     ($($capacity:ident is $default:ident, $grows:literal, $bytes:expr;)+) => {
         /// The requested sizes of the maps; `None`: the default.
@@ -27,12 +28,12 @@ macro_rules! sizes {
         }
 
         impl Sizes {
-            /// Returns the sizes for a node with this memory in bytes (`None`: it is not known) and this number of cores,
-            /// with these settings of kube-proxy.
+            /// Returns the sizes for a node with this memory in bytes (`None`: it is not known) and these CPUs, with these
+            /// settings of kube-proxy.
             pub fn resolve(
                 self,
                 memory: Option<u64>,
-                cores: u32,
+                cpus: Cpus,
                 conntrack: &Conntrack,
             ) -> Result<Capacities, ConfigError> {
                 let by_memory = growth(memory);
@@ -40,16 +41,16 @@ macro_rules! sizes {
                     $($capacity: self.$capacity.unwrap_or_else(|| {
                         map_names::$default * if $grows { by_memory } else { 1 }
                     }),)+
-                    flows: self.flows.unwrap_or_else(|| flows(memory, cores, conntrack)),
+                    flows: self.flows.unwrap_or_else(|| flows(memory, cpus.online, conntrack)),
                     by_memory,
                     connect_latency: self.connect_latency,
                     ..Capacities::default()
                 };
                 if let Some(limit) = self.memory {
-                    let cores = u64::from(cores);
+                    let cpus = u64::from(cpus.possible);
                     let of_flow = FLOW_BYTES + if self.connect_latency { 16 } else { 0 };
                     lower(limit, &mut [
-                        $(Part::new(&mut capacities.$capacity, self.$capacity, ($bytes)(cores), map_names::$default),)+
+                        $(Part::new(&mut capacities.$capacity, self.$capacity, ($bytes)(cpus), map_names::$default),)+
                         Part::new(&mut capacities.flows, self.flows, of_flow, map_names::FIRST_FLOWS * LEAST),
                     ])?;
                 }
@@ -60,7 +61,7 @@ macro_rules! sizes {
 }
 
 sizes! {
-    services is DEFAULT_SERVICES, true, |cores: u64| 160 + cores * size_of::<ServiceStats>() as u64;
+    services is DEFAULT_SERVICES, true, |cpus: u64| 160 + cpus * size_of::<ServiceStats>() as u64;
     frontends is DEFAULT_FRONTENDS, true, |_| 80 + 96 + 2 * BUCKET;
     slots is DEFAULT_SLOTS, true, |_| 4;
     maglev_words is DEFAULT_MAGLEV_WORDS, true, |_| 8;
@@ -137,7 +138,7 @@ fn flows(memory: Option<u64>, cores: u32, conntrack: &Conntrack) -> u32 {
 }
 
 /// Returns the factor by which the maps of Services may be larger than by default. If they are full, they take 200 bytes for
-/// each address, 60 for each endpoint, 40 for each Service port and CPU: less than 1 % of the memory of a node of up to 64
+/// each address, 60 for each endpoint, 40 for each Service port and possible CPU: less than 1 % of the memory of a node of up to 64
 /// CPUs.
 fn growth(memory: Option<u64>) -> u32 {
     let bytes = memory.unwrap_or_default();
@@ -152,6 +153,10 @@ mod tests {
 
     const GB: u64 = 1 << 30;
 
+    const fn cpus(number: u32) -> Cpus {
+        Cpus { online: number, possible: number }
+    }
+
     #[rstest]
     #[case::unknown(None, 1)]
     #[case::small(Some(2 * GB), 1)]
@@ -160,7 +165,7 @@ mod tests {
     #[case::four_times(Some(48 * GB), 4)]
     #[case::never_more(Some(2048 * GB), 4)]
     fn maps_of_services_grow_with_the_memory(#[case] memory: Option<u64>, #[case] times: u32) {
-        let sizes = Sizes::default().resolve(memory, 2, &Conntrack::default()).unwrap();
+        let sizes = Sizes::default().resolve(memory, cpus(2), &Conntrack::default()).unwrap();
         let plain = Capacities::default();
         assert_eq!(
             [sizes.services, sizes.frontends, sizes.slots, sizes.backends],
@@ -184,15 +189,15 @@ mod tests {
         #[case] flows: u32,
     ) {
         let conntrack = Conntrack { max_per_core, min, ..Conntrack::default() };
-        assert_eq!(Sizes::default().resolve(memory, cores, &conntrack).unwrap().flows, flows);
+        assert_eq!(Sizes::default().resolve(memory, cpus(cores), &conntrack).unwrap().flows, flows);
         let given = Sizes { flows: Some(1_000), ..Sizes::default() };
-        assert_eq!(given.resolve(memory, cores, &conntrack).unwrap().flows, 1_000);
+        assert_eq!(given.resolve(memory, cpus(cores), &conntrack).unwrap().flows, 1_000);
     }
 
     #[test]
     fn sizes_from_flags_override_the_computed_ones() {
         let args = Sizes { backends: Some(1000), flows: Some(2000), ..Sizes::default() };
-        let sizes = args.resolve(Some(64 * GB), 2, &Conntrack::default()).unwrap();
+        let sizes = args.resolve(Some(64 * GB), cpus(2), &Conntrack::default()).unwrap();
         assert_eq!((sizes.backends, sizes.flows), (1000, 2000));
         assert_eq!(sizes.services, 4 * map_names::DEFAULT_SERVICES);
     }
@@ -200,14 +205,14 @@ mod tests {
     /// The maps whose memory is allocated at once: both `services`, `slots`, both `backends`, `backend_stats`, `service_stats`.
     #[test]
     fn growth_takes_less_than_a_hundredth_of_the_memory() {
-        for (memory, cpus) in [(12 * GB, 16), (48 * GB, 64)] {
-            let sizes = Sizes::default().resolve(Some(memory), 2, &Conntrack::default()).unwrap();
+        for (memory, possible) in [(12 * GB, 16), (48 * GB, 64)] {
+            let sizes = Sizes::default().resolve(Some(memory), cpus(2), &Conntrack::default()).unwrap();
             let [slots, backends] = [sizes.slots, sizes.backends].map(u64::from);
             let [services, frontends] = [sizes.services, sizes.frontends].map(u64::from);
             let bytes = frontends * 200
                 + slots * 8
                 + backends * (16 + 28 + 8)
-                + services * cpus * size_of::<ServiceStats>() as u64;
+                + services * possible * size_of::<ServiceStats>() as u64;
             assert!(bytes < memory / 100, "{bytes} bytes of {memory}");
         }
     }
@@ -216,7 +221,7 @@ mod tests {
     fn max_memory_lowers_the_largest_sizes_that_are_not_given() {
         let of = |memory| {
             let sizes = Sizes { memory, backends: Some(1_000_000), ..Sizes::default() };
-            sizes.resolve(Some(64 * GB), 8, &Conntrack::default())
+            sizes.resolve(Some(64 * GB), cpus(8), &Conntrack::default())
         };
         let all =
             |of: Capacities| [of.services, of.frontends, of.slots, of.maglev_words, of.flows, of.sockets];
@@ -234,9 +239,19 @@ mod tests {
     }
 
     #[test]
+    fn max_memory_counts_the_possible_cpus() {
+        let of = |cpus| {
+            let sizes = Sizes { memory: Some(150 << 20), ..Sizes::default() };
+            sizes.resolve(Some(4 * GB), cpus, &Conntrack::default()).unwrap()
+        };
+        let (few, many) = (of(cpus(8)), of(Cpus { online: 8, possible: 128 }));
+        assert!(many.services < few.services, "{many:?}");
+    }
+
+    #[test]
     fn max_memory_beyond_all_ceilings_changes_nothing() {
         let sizes = Sizes { memory: Some(64 * GB), ..Sizes::default() };
-        let plain = Sizes::default().resolve(Some(64 * GB), 8, &Conntrack::default()).unwrap();
-        assert_eq!(sizes.resolve(Some(64 * GB), 8, &Conntrack::default()).unwrap(), plain);
+        let plain = Sizes::default().resolve(Some(64 * GB), cpus(8), &Conntrack::default()).unwrap();
+        assert_eq!(sizes.resolve(Some(64 * GB), cpus(8), &Conntrack::default()).unwrap(), plain);
     }
 }

@@ -3,14 +3,35 @@
 use std::fs;
 use std::thread::available_parallelism;
 
-const PATH: &str = "/sys/devices/system/cpu/online";
+const FOLDER: &str = "/sys/devices/system/cpu";
+
+/// The CPUs of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpus {
+    /// Those that are [`online`].
+    pub online: u32,
+    /// Those that the kernel is prepared for: per-CPU maps have memory for each of them.
+    pub possible: u32,
+}
+
+impl Cpus {
+    /// Counts the CPUs of this machine.
+    pub fn of_machine() -> Self {
+        let online = online();
+        Self { online, possible: count("possible").unwrap_or(online) }
+    }
+}
 
 /// Returns the number of CPUs of the machine that are online, as kube-proxy counts them (`DetectNumCPU` in
 /// `pkg/proxy/conntrack/sysctls.go`). If the kernel does not report it, the CPUs that this process may use, which a container
 /// limits.
 pub fn online() -> u32 {
     let own = || available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
-    fs::read_to_string(PATH).ok().and_then(|text| parse(&text)).unwrap_or_else(own)
+    count("online").unwrap_or_else(own)
+}
+
+fn count(list: &str) -> Option<u32> {
+    parse(&fs::read_to_string(format!("{FOLDER}/{list}")).ok()?)
 }
 
 /// Returns the number of CPUs of the kernel's list, like `0-3,8-11`.
