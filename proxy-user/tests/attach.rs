@@ -387,9 +387,9 @@ fn maps_of_another_version_are_removed_after_our_programs_are_attached() {
         assert!(old.exists(), "until the hooks run the new programs");
         agent.attach_sockets().unwrap();
         let none = Seen::start(|| Ok(Vec::new())).unwrap().present();
-        agent.after_pass(&none, &agent.look(), false, true);
+        agent.after_pass(&none, &agent.look().unwrap(), false, true);
         assert!(old.exists(), "until all devices have the new programs");
-        agent.after_pass(&none, &agent.look(), true, true);
+        agent.after_pass(&none, &agent.look().unwrap(), true, true);
         assert!(!old.exists());
         let target = fs::read_link(node.ballast().join("services")).unwrap();
         assert_eq!(target.to_str(), Some(&*format!("{}/services", version())));

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::devices::Device;
@@ -15,7 +16,7 @@ use super::selection::Selection;
 
 /// The interval of passes without a new list of devices; a pass also retries what failed.
 pub const PERIOD: Duration = Duration::from_secs(10);
-/// The pause after a pass in which something failed.
+/// The pause after a pass in which something failed. It doubles while the same fails, up to [`PERIOD`].
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The operations on a device that the manager needs. Calls block, and come from one task at a time.
@@ -45,8 +46,9 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// `has_pods`: no device of a pod is left out of the selection.
     fn after_pass(&self, _devices: &Devices, _found: &Self::Found, _is_complete: bool, _has_pods: bool) {}
 
-    /// Asks the kernel which programs are attached to devices: several requests for each device.
-    fn look(&self) -> Self::Found;
+    /// Asks the kernel which programs are attached to devices: several requests for each device. After an error (no memory, no
+    /// descriptor) nothing is known, and nothing is changed.
+    fn look(&self) -> io::Result<Self::Found>;
 
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
     fn attached(found: &Self::Found) -> BTreeMap<u32, bool>;
@@ -89,29 +91,32 @@ impl<H: DeviceHooks> DeviceManager<H> {
 
     /// Runs until the sender of `devices` is dropped: one pass at the start, one for each list of devices, and periodic ones.
     pub async fn run(self, mut devices: watch::Receiver<Devices>) {
+        let (mut retry, mut before) = (RETRY, Failures::new());
         loop {
             let list = devices.borrow_and_update().clone();
-            let period = match self.pass(list).await {
-                Ok(false) => self.period,
-                Ok(true) => RETRY,
-                Err(error) => {
-                    tracing::warn!(%error, "attaching to network devices was interrupted; retrying");
-                    RETRY
+            let failures = self.pass(list).await.unwrap_or_else(|error| {
+                if !before.contains_key(&0) {
+                    tracing::warn!(%error, "cannot look after the programs on network devices; retrying");
                 }
-            };
-            if let Ok(Err(_)) = timeout(period, devices.changed()).await {
+                [(0, error.to_string())].into()
+            });
+            retry = if failures == before { (2 * retry).min(self.period) } else { RETRY };
+            let pause = if failures.is_empty() { self.period } else { retry };
+            before = failures;
+            if let Ok(Err(_)) = timeout(pause, devices.changed()).await {
                 return;
             }
         }
     }
 
-    /// Corrects what differs on these devices; returns whether something failed.
-    async fn pass(&self, devices: Devices) -> Result<bool, JoinError> {
+    /// Corrects what differs on these devices; returns what failed.
+    async fn pass(&self, devices: Devices) -> io::Result<Failures> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
         let before = self.states.borrow().clone();
         let work = move || run_pass(&selection, &*hooks, before.as_ref(), &devices);
-        let after = spawn_blocking(work).await?;
-        let failed = after.values().any(|state| state.problem.is_some());
+        let after = spawn_blocking(work).await??;
+        let failed = after.iter().filter_map(|(ifindex, state)| Some((*ifindex, state.problem.clone()?)));
+        let failed = failed.collect();
         self.states.send_if_modified(|states| {
             let modified = states.as_ref() != Some(&after);
             *states = Some(after);
@@ -121,20 +126,26 @@ impl<H: DeviceHooks> DeviceManager<H> {
     }
 }
 
+/// The problem of each device, by index; 0: that of the whole pass.
+type Failures = BTreeMap<u32, String>;
+
 /// Makes one pass over all devices; returns the new state of the selected ones.
 fn run_pass<H: DeviceHooks>(
     selection: &Selection,
     hooks: &H,
     before: Option<&BTreeMap<u32, DeviceState>>,
     devices: &Devices,
-) -> BTreeMap<u32, DeviceState> {
-    let found = hooks.look();
+) -> io::Result<BTreeMap<u32, DeviceState>> {
+    let found = hooks.look()?;
     let Reconciled { states, all_detached, is_same } =
         reconcile(selection, hooks, H::attached(&found), before, devices);
-    let found = if is_same { found } else { hooks.look() };
+    let found = if is_same { Ok(found) } else { hooks.look() };
     let is_complete = all_detached && states.values().all(|state| state.problem.is_none());
-    hooks.after_pass(devices, &found, is_complete, selection.left_out(devices).next().is_none());
-    states
+    // Without a second look, the next pass does the rest.
+    if let Ok(found) = found {
+        hooks.after_pass(devices, &found, is_complete, selection.left_out(devices).next().is_none());
+    }
+    Ok(states)
 }
 
 /// What a pass did.
@@ -218,6 +229,8 @@ mod tests {
         attached: Mutex<BTreeSet<u32>>,
         calls: Mutex<Vec<(&'static str, u32)>>,
         looks: Mutex<u32>,
+        /// Whether nothing can be read.
+        is_blind: Mutex<bool>,
         is_complete: Mutex<bool>,
     }
 
@@ -252,9 +265,12 @@ mod tests {
             *self.is_complete.lock().unwrap() = is_complete;
         }
 
-        fn look(&self) -> BTreeMap<u32, bool> {
+        fn look(&self) -> io::Result<BTreeMap<u32, bool>> {
             *self.looks.lock().unwrap() += 1;
-            self.now()
+            if *self.is_blind.lock().unwrap() {
+                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            }
+            Ok(self.now())
         }
 
         fn attached(found: &Self::Found) -> BTreeMap<u32, bool> {
@@ -278,7 +294,8 @@ mod tests {
         devices: &[u32],
     ) -> BTreeMap<u32, DeviceState> {
         let list = || Ok(devices.iter().copied().map(device).collect());
-        let states = run_pass(&Selection::default(), hooks, before, &Seen::start(list).unwrap().present());
+        let devices = Seen::start(list).unwrap().present();
+        let states = run_pass(&Selection::default(), hooks, before, &devices).unwrap();
         let has_problem = states.values().any(|state| state.problem.is_some());
         assert_eq!(*hooks.is_complete.lock().unwrap(), !has_problem);
         states
@@ -296,6 +313,26 @@ mod tests {
             3,
             "twice, because the first pass attached programs, and once"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn programs_that_cannot_be_read_change_nothing() {
+        let hooks = Arc::new(Hooks::default());
+        let (manager, states) = DeviceManager::new(Selection::default(), Arc::clone(&hooks));
+        let list = || Ok(vec![device(2)]);
+        let (_devices, receiver) = watch::channel(Seen::start(list).unwrap().present());
+        let running = tokio::spawn(manager.run(receiver));
+        while states.borrow().is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let (before, calls) = (states.borrow().clone(), hooks.calls.lock().unwrap().clone());
+        *hooks.is_blind.lock().unwrap() = true;
+        *hooks.looks.lock().unwrap() = 0;
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        assert_eq!((states.borrow().clone(), hooks.calls.lock().unwrap().clone()), (before, calls));
+        let looks = *hooks.looks.lock().unwrap();
+        assert!((5..=10).contains(&looks), "the pause grows: {looks}");
+        running.abort();
     }
 
     #[test]

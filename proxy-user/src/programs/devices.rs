@@ -1,7 +1,7 @@
 //! The operations on programs that the manager of devices uses.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::iter;
+use std::{io, iter};
 
 use super::clsact::{self, Filter};
 use super::device::device_name;
@@ -49,9 +49,9 @@ impl DeviceHooks for Programs {
         self.keep_xdp(devices, |ifindex| found.are_complete.get(&ifindex) == Some(&true));
     }
 
-    fn look(&self) -> Attached {
-        let filters = status::filtered_devices(self.pins.paths());
-        Attached { are_complete: self.complete_devices(&filters), filters }
+    fn look(&self) -> io::Result<Attached> {
+        let filters = status::filtered_devices(self.pins.paths())?;
+        Ok(Attached { are_complete: self.complete_devices(&filters)?, filters })
     }
 
     fn attached(found: &Attached) -> BTreeMap<u32, bool> {
@@ -80,8 +80,8 @@ impl Programs {
     }
 
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
-    fn complete_devices(&self, filters: &Filters) -> BTreeMap<u32, bool> {
-        let links = status::linked_devices(self.pins.paths());
+    fn complete_devices(&self, filters: &Filters) -> io::Result<BTreeMap<u32, bool>> {
+        let links = status::linked_devices(self.pins.paths())?;
         let places: BTreeSet<u32> = links.keys().chain(filters.keys()).copied().collect();
         let has_filters = |both: &[(Direction, Vec<Filter>); 2]| {
             both.iter().all(|(direction, there)| clsact::is_in_place(there, *direction, self.clsact_priority))
@@ -93,7 +93,7 @@ impl Programs {
                 filters.get(ifindex).is_some_and(has_filters)
             }
         };
-        places.into_iter().map(|ifindex| (ifindex, is_complete(&ifindex))).collect()
+        Ok(places.into_iter().map(|ifindex| (ifindex, is_complete(&ifindex))).collect())
     }
 
     /// Tells which BPF filters of others run before Ballast's.

@@ -49,7 +49,8 @@ impl Packets {
 pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
     let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
     let packets = Packets::load(paths, devices.iter().any(|device| device.no_header))?;
-    let filtered = status::filtered_devices(paths);
+    let filtered = status::filtered_devices(paths)
+        .map_err(Error::file("list the filters of the devices of", &paths.filters()))?;
     for device in &devices {
         for direction in Direction::ALL {
             let program = packets.program(direction, device.no_header)?;

@@ -1,6 +1,7 @@
 //! What is loaded and attached, for metrics and users.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -107,14 +108,15 @@ fn by_filter(paths: &Paths) -> Vec<Attachment> {
             run_time: Duration::ZERO,
         }
     };
-    marked(paths).flat_map(|ifindex| Direction::ALL.map(|direction| one(ifindex, direction))).collect()
+    let devices = marked(paths).into_iter().flatten();
+    devices.flat_map(|ifindex| Direction::ALL.map(|direction| one(ifindex, direction))).collect()
 }
 
 /// Returns the devices with pinned links of Ballast, and how many of the links are alive, or cannot be read: without file descriptors,
 /// nothing says that a link is gone.
-pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
+pub(super) fn linked_devices(paths: &Paths) -> io::Result<BTreeMap<u32, usize>> {
     let mut counts = BTreeMap::new();
-    for pin in pins::entries(&paths.links()).unwrap_or_default() {
+    for pin in pins::entries(&paths.links())? {
         let Some(ifindex) = hooks::pinned_device(&pin) else { continue };
         let info =
             Link::pinned(&paths.links().join(&pin)).and_then(|link| link.map(|link| link.info()).transpose());
@@ -122,28 +124,34 @@ pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
         let alive = info.map_or(true, |info| info.is_some_and(is_of));
         *counts.entry(ifindex).or_default() += usize::from(alive);
     }
-    counts
+    Ok(counts)
 }
 
 /// Returns the devices that were given filters of Ballast, and all filters that they have, in the kernel's order.
-pub(super) fn filtered_devices(paths: &Paths) -> BTreeMap<u32, [(Direction, Vec<Filter>); 2]> {
-    let Ok(mut netlink) = Netlink::open() else { return BTreeMap::new() };
-    let mut of = |ifindex, direction| {
-        (direction, clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default())
-    };
-    let mut all = |ifindex| Direction::ALL.map(|direction| of(ifindex, direction));
-    marked(paths).map(|ifindex| (ifindex, all(ifindex))).collect()
+pub(super) fn filtered_devices(paths: &Paths) -> io::Result<BTreeMap<u32, [(Direction, Vec<Filter>); 2]>> {
+    let mut devices = marked(paths)?.peekable();
+    if devices.peek().is_none() {
+        return Ok(BTreeMap::new());
+    }
+    let mut netlink = Netlink::open()?;
+    let mut of =
+        |ifindex, direction| io::Result::Ok((direction, clsact::filters(&mut netlink, ifindex, direction)?));
+    devices
+        .map(|ifindex| {
+            let [ingress, egress] = Direction::ALL.map(|direction| of(ifindex, direction));
+            Ok((ifindex, [ingress?, egress?]))
+        })
+        .collect()
 }
 
-fn marked(paths: &Paths) -> impl Iterator<Item = u32> {
-    let names = pins::entries(&paths.filters()).unwrap_or_default();
-    names.into_iter().filter_map(|name| name.parse().ok())
+fn marked(paths: &Paths) -> io::Result<impl Iterator<Item = u32>> {
+    Ok(pins::entries(&paths.filters())?.into_iter().filter_map(|name| name.parse().ok()))
 }
 
 /// Returns Ballast's filters on the devices that were given them.
 fn our_filters(paths: &Paths) -> Vec<(u32, Filter)> {
     let mut found = Vec::new();
-    for (ifindex, both) in filtered_devices(paths) {
+    for (ifindex, both) in filtered_devices(paths).unwrap_or_default() {
         for (direction, filters) in both {
             let ours = filters.into_iter().filter(|filter| filter.is_ours(direction));
             found.extend(ours.map(|filter| (ifindex, filter)));

@@ -72,7 +72,7 @@ fn pins_of_calls_stay_while_packet_programs_use_them() {
         let second = node.start();
         second.attach_sockets().unwrap();
         let none = Seen::start(|| Ok(Vec::new())).unwrap().present();
-        second.after_pass(&none, &second.look(), true, true);
+        second.after_pass(&none, &second.look().unwrap(), true, true);
         assert!(pinned().is_superset(&of_first), "the first one's programs are still attached");
         second.attach_device(device, false).unwrap();
         second.attach_device(veth("v1"), true).unwrap();
@@ -80,7 +80,7 @@ fn pins_of_calls_stay_while_packet_programs_use_them() {
         let begun = Instant::now();
         while !pinned().is_disjoint(&of_first) && begun.elapsed() < SOON {
             std::thread::sleep(Duration::from_millis(20));
-            second.after_pass(&none, &second.look(), true, true);
+            second.after_pass(&none, &second.look().unwrap(), true, true);
         }
         assert!(pinned().is_disjoint(&of_first), "no device uses it");
         assert_eq!(pinned().len(), 2, "of devices with link-layer header and without");
