@@ -101,8 +101,11 @@ impl Recount {
         Ok(())
     }
 
+    /// A difference that was found again is confirmed soon. Others come and go: flows, counts and sockets are not read at
+    /// the same instant.
     fn period(&self) -> Duration {
-        if self.samples < CONFIRMATIONS || !self.differences.is_empty() { FIRST_PERIOD } else { PERIOD }
+        let is_lasting = self.differences.values().any(|(_, samples)| *samples > 1);
+        if self.samples < CONFIRMATIONS || is_lasting { FIRST_PERIOD } else { PERIOD }
     }
 }
 

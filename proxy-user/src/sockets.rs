@@ -143,20 +143,24 @@ impl Iterators {
         }
     }
 
-    /// Returns the sockets of all network namespaces; `None` if the kernel does not list them at once.
-    fn all(&mut self) -> Option<Vec<TranslatedSocket>> {
-        let listed = get(&self.load, self.all.as_mut()?)
-            .and_then(|iterator| iterator.list().map_err(SweepError::Iterate));
-        if let Err(error) = &listed {
-            tracing::info!(%error, "the sockets of each network namespace are listed on their own from now on");
-            self.all = None;
+    /// Returns the sockets of all network namespaces; `None` if the kernel does not list them at once. An error if it lacks
+    /// memory or the like now.
+    fn all(&mut self) -> Result<Option<Vec<TranslatedSocket>>, SweepError> {
+        let Some(all) = self.all.as_mut() else { return Ok(None) };
+        match get(&self.load, all).and_then(|iterator| iterator.list().map_err(SweepError::Iterate)) {
+            Ok(listed) => Ok(Some(listed)),
+            Err(error) if is_temporary(&error) => Err(error),
+            Err(error) => {
+                tracing::info!(%error, "the sockets of each network namespace are listed on their own from now on");
+                self.all = None;
+                Ok(None)
+            }
         }
-        listed.ok()
     }
 
     /// As [`Iterators::all`], if necessary from each network namespace.
     pub fn everywhere(&mut self) -> Result<Vec<TranslatedSocket>, SweepError> {
-        if let Some(all) = self.all() {
+        if let Some(all) = self.all()? {
             return Ok(all);
         }
         // In a container, the processes of other namespaces are not even visible: a list without them would pass for all.
@@ -182,6 +186,14 @@ impl fmt::Debug for Iterators {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iterators").finish_non_exhaustive()
     }
+}
+
+/// Whether the kernel may do later what failed: it had no memory, no descriptor, or no time.
+fn is_temporary(error: &SweepError) -> bool {
+    let lacks = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::EINTR];
+    std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error())
+        .any(|code| lacks.contains(&code))
 }
 
 /// Returns the iterator, and loads it first if necessary.
@@ -233,7 +245,7 @@ impl Sweeper {
         let resets = !serving.reset().is_empty();
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
         let mut swept = Swept { marked, ..Swept::default() };
-        let all = if self.is_full { None } else { self.iterators.all() };
+        let all = if self.is_full { None } else { self.iterators.all()? };
         let any = |is_meant: &dyn Fn(&TranslatedSocket) -> bool| is_any(all.as_deref(), is_meant);
         let udp = any(&|socket| serving.may_be_left_by_udp(socket));
         let tcp = resets && any(&|socket| serving.to_be_reset(socket).is_some());

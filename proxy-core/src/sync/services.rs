@@ -149,9 +149,11 @@ impl Services {
         ids.any(|id| applied.frontends.has(id) && applied.frontends_of(id).all(has_endpoints))
     }
 
-    /// Returns the owners whose failures are retried now: those whose pause is over, or all if space was `freed`.
+    /// Returns the owners whose failures are retried now: those whose pause is over, and if space was `freed`, those that
+    /// lacked space in a map. What the kernel refuses keeps its pause.
     pub(super) fn retries(&self, now: Instant, freed: bool) -> impl Iterator<Item = Owner> {
-        let due = self.failures.iter().filter(move |(_, failure)| freed || failure.retry <= now);
+        let has_space = move |failure: &Failure| freed && failure.effect != Effect::Node;
+        let due = self.failures.iter().filter(move |(_, failure)| has_space(failure) || failure.retry <= now);
         due.map(|(owner, _)| owner.clone())
     }
 

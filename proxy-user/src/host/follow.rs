@@ -111,10 +111,14 @@ impl Follower {
         let (mut due, mut reading) = (Some(FactsToRead::ALL), None);
         let now = Instant::now();
         let (mut routes_read, mut unnotified_read, mut tables_read, mut pause) = (now, now, now, now);
+        // Reads take a fifth of the time at most: a router may have a million routes.
+        let (mut began, mut rests_until) = (now, now);
         loop {
             if reading.is_none()
+                && Instant::now() >= rests_until
                 && let Some(what) = due.take()
             {
+                began = Instant::now();
                 if what.routes {
                     routes_read = Instant::now();
                 }
@@ -153,6 +157,7 @@ impl Follower {
                 }
                 seen = done(&mut reading) => {
                     reading = None;
+                    rests_until = Instant::now() + 4 * began.elapsed();
                     pause = Instant::now() + if self.is_doubtful() { RETRY } else { PERIOD };
                     let seen = seen?;
                     if seen != self.known {
@@ -165,6 +170,7 @@ impl Follower {
                     permit.send(Event::Host(self.known.clone()));
                     self.is_new = false;
                 }
+                () = sleep_until(rests_until), if reading.is_none() && due.is_some() => {}
                 // Notifications do not put off the read of what causes none.
                 () = sleep_until(pause.min(unnotified_read + PERIOD)), if reading.is_none() => {
                     if events.is_closed() {

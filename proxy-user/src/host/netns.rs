@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::thread;
 
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space};
 
@@ -73,14 +74,18 @@ pub fn all() -> io::Result<Namespaces> {
 }
 
 /// Runs `work` in the caller's own namespace, which needs no permission, and in each of the others, on a separate thread that ends
-/// afterwards. `work` gets the result of entering the namespace.
+/// afterwards. `work` gets the result of entering the namespace; once, if there can be no thread now.
 pub fn in_each<T: Send>(namespaces: &Namespaces, mut work: impl FnMut(io::Result<()>) -> T + Send) -> Vec<T> {
     let run = || {
         let own = work(Ok(()));
         [own].into_iter().chain(namespaces.others.values().map(|file| work(enter(file)))).collect()
     };
-    // A panic of `work` has been reported already.
-    std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_default()
+    let done = thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, run)?;
+        // A panic of `work` has been reported already.
+        Ok(thread.join().unwrap_or_default())
+    });
+    done.unwrap_or_else(|error| vec![work(Err(error))])
 }
 
 fn enter(file: &File) -> io::Result<()> {

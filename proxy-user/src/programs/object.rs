@@ -297,8 +297,9 @@ fn load_programs(
     let clock = clock.ok_or(Error::Incomplete { kind: "program", name: CLOCK })?;
     let measure = || known.map_or_else(|| clock::measure_hz(clock), Ok);
     let (refused, hz) = thread::scope(|scope| {
-        let hz = scope.spawn(measure);
-        (verify::load(programs.collect()), verify::join(hz))
+        let measuring = thread::Builder::new().spawn_scoped(scope, measure);
+        let refused = verify::load(programs.collect());
+        (refused, measuring.map_or_else(|_| measure(), verify::join))
     });
     let is_xdp = |error: &Error| matches!(error, Error::Program { name, .. } if Some(*name) == xdp);
     let (mut unusable_xdp, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_xdp);

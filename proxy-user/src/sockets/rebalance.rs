@@ -112,14 +112,18 @@ impl Mover {
 
     fn begin_rounds(&mut self, ports: &BTreeMap<u32, RebalancedPort>, all: &[(u32, Connection, u32)]) {
         let now = Instant::now();
+        let mut of_port: BTreeMap<u32, Vec<(Connection, u32)>> = BTreeMap::new();
+        for (id, connection, backend) in all {
+            of_port.entry(*id).or_default().push((*connection, *backend));
+        }
         for (id, port) in ports {
-            let own = || all.iter().filter(|(service, ..)| service == id);
+            let own = of_port.remove(id).unwrap_or_default();
             let (moves, last) = self.ports.entry(*id).or_insert_with(|| {
-                let open = own().map(|(_, connection, _)| *connection);
+                let open = own.iter().map(|(connection, _)| *connection);
                 (Moves::new(open, self.seed ^ u64::from(*id)), now)
             });
             let mut counts = BTreeMap::new();
-            own().for_each(|(.., backend)| *counts.entry(*backend).or_default() += 1);
+            own.iter().for_each(|(_, backend)| *counts.entry(*backend).or_default() += 1);
             moves.begin_round(&port.shares, &counts, now - *last, port.on_trial);
             *last = now;
         }

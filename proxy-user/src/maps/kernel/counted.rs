@@ -1,5 +1,6 @@
 //! `refusals`, `connect_latency` and `socket_examples`: the agent removes what these maps counted for an id that is freed.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -33,6 +34,7 @@ impl Counted {
 
     /// Removes the rows of these Service ports. The rows are few: a Service has at most one for each reason.
     pub(super) fn forget_services(&self, ids: &[u32]) -> io::Result<()> {
+        let ids: BTreeSet<_> = ids.iter().collect();
         forget::<RefusalKey, u64>(&self.refusals, |key| ids.contains(&key.service))?;
         if let Some(map) = &self.examples {
             forget::<ExampleKey, SocketExample>(map, |key| ids.contains(&key.service))?;
@@ -42,6 +44,7 @@ impl Counted {
 
     /// Removes the rows of these backends.
     pub(super) fn forget_backends(&self, ids: &[u32]) -> io::Result<()> {
+        let ids: BTreeSet<_> = ids.iter().collect();
         if ids.is_empty() { Ok(()) } else { self.forget_latency(|key| ids.contains(&key.backend)) }
     }
 
