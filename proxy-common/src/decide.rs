@@ -239,8 +239,9 @@ pub fn source<A: Address>(
 }
 
 /// Whether netfilter masquerades a connection whose [`Source`] is [`Source::Kept`], as kube-proxy does for clients outside.
-/// `config`: the `CONFIG_*` bits; `outside`: the result of [`is_outside`]. Policy Local keeps the client's address, and so does
-/// DSR: the endpoints of a Service see the same address, whichever node they are on.
+/// `config`: the `CONFIG_*` bits; `outside`: the result of [`is_outside`]. `externalTrafficPolicy: Local` keeps the client's
+/// address (`internalTrafficPolicy` does not), and so does DSR: the endpoints of a Service see the same address, whichever
+/// node they are on.
 #[inline(always)]
 pub const fn netfilter_masquerades(
     service: &ServiceEntry,
@@ -248,7 +249,8 @@ pub const fn netfilter_masquerades(
     outside: bool,
     config: u32,
 ) -> bool {
-    let keeps = service.flags & (SERVICE_LOCAL | SERVICE_DSR) != 0;
+    let keeps = if service.kind == KIND_CLUSTER_IP { SERVICE_DSR } else { SERVICE_LOCAL | SERVICE_DSR };
+    let keeps = service.flags & keeps != 0;
     config & CONFIG_MASQUERADE_EXTERNAL != 0 && by_uplink && outside && !keeps
 }
 

@@ -144,6 +144,8 @@ fn client_outside_with_policy_cluster_is_masqueraded_by_netfilter() {
     let on = CONFIG_MASQUERADE_EXTERNAL;
     assert!(netfilter_masquerades(&cluster, true, true, on));
     assert!(!netfilter_masquerades(&local, true, true, on));
+    let internal = entry(1, KIND_CLUSTER_IP, SERVICE_LOCAL);
+    assert!(netfilter_masquerades(&internal, true, true, on), "internalTrafficPolicy does not matter");
     let dsr = entry(1, KIND_NODE_PORT, SERVICE_DSR);
     assert!(!netfilter_masquerades(&dsr, true, true, on), "endpoints on other nodes see the client");
     assert!(!netfilter_masquerades(&cluster, false, true, on), "the client is behind a local device");

@@ -3,7 +3,7 @@
 use proxy_common::config::{CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
 use proxy_common::flow::{is_masqueraded, is_rerouted};
 use proxy_common::node::DeviceSource;
-use proxy_common::service::SERVICE_LOCAL;
+use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_LOCAL};
 
 use super::*;
 
@@ -109,21 +109,17 @@ fn marks<F: Net>() {
         config.masquerade_mark = MARK;
     });
     let fragment = Shape { payload: b"more than eight bytes", ..UDP };
-    // (the device of the client, the policy, whether netfilter has to masquerade)
-    for (device, flags, is_marked, port) in
-        [(UPLINK, 0, true, 4000), (POD, 0, false, 4001), (UPLINK, SERVICE_LOCAL, false, 4002)]
-    {
+    // (the device of the client, the kind, the policy, whether netfilter has to masquerade)
+    for (device, kind, flags, is_marked, port) in [
+        (UPLINK, KIND_CLUSTER_IP, 0, true, 4000),
+        (POD, KIND_CLUSTER_IP, 0, false, 4001),
+        (UPLINK, KIND_LOAD_BALANCER, SERVICE_LOCAL, false, 4002),
+        (UPLINK, KIND_CLUSTER_IP, SERVICE_LOCAL, true, 4003),
+    ] {
         let client = (client.0, port);
         for (proto, slot_base) in [(PROTO_TCP, 7), (PROTO_UDP, 8), (PROTO_SCTP, 9)] {
             let key = ServiceKey::internal(frontend.0, frontend.1, proto);
-            let entry = ServiceEntry {
-                id: 1,
-                slot_base,
-                slot_count: 1,
-                kind: KIND_CLUSTER_IP,
-                flags,
-                ..ServiceEntry::NONE
-            };
+            let entry = ServiceEntry { id: 1, slot_base, slot_count: 1, kind, flags, ..ServiceEntry::NONE };
             maps.add_service(key, entry);
         }
         // The fragments begin another flow.
