@@ -343,7 +343,19 @@ pub fn next_seq(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> ([u
 /// Whether both ends have closed the flow, or one has reset it: a new SYN may begin another flow on the same ports.
 #[inline(always)]
 pub const fn is_closed(bits: u32) -> bool {
-    bits & RSTS != 0 || bits & FINS == FINS
+    closed(bits) != 0
+}
+
+/// [`is_closed`] as 0 or 1, without branches: the verifier would walk through all that follows for each.
+#[inline(always)]
+const fn closed(bits: u32) -> u32 {
+    (is(bits, RST_CLIENT) | is(bits, RST_BACKEND) | is(bits, FIN_CLIENT) & is(bits, FIN_BACKEND)) & 1
+}
+
+/// Returns a number whose lowest bit is the flag's; the other bits have no meaning.
+#[inline(always)]
+const fn is(bits: u32, flag: u32) -> u32 {
+    bits >> flag.trailing_zeros()
 }
 
 /// Whether a reset of the client alone has closed an assured flow. It may be forged, and the backend then has ignored it (RFC 5961,
@@ -360,12 +372,10 @@ pub fn is_counted(bits: u32) -> bool {
     counted(bits) != 0
 }
 
-/// [`is_counted`] as a number, without branches: the verifier would walk through all that follows for each.
+/// [`is_counted`] as 0 or 1, without branches.
 #[inline(always)]
 pub fn counted(bits: u32) -> u32 {
-    let is = |flag: u32| bits >> flag.trailing_zeros();
-    let is_closed = is(RST_CLIENT) | is(RST_BACKEND) | is(FIN_CLIENT) & is(FIN_BACKEND);
-    is(STATE_COUNTS) & !is_closed & 1
+    is(bits, STATE_COUNTS) & !closed(bits) & 1
 }
 
 /// Not 0 if a change of the bits of a counted flow is its backend's first answer.
