@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use serde::Serializer;
 
 use proxy_core::model::settings::FlowTimeouts;
+use proxy_watch::api::convert::address;
 
 mod algorithm;
 mod detect_local;
@@ -129,9 +130,9 @@ pub fn api_server(text: &str) -> Result<String, ValueError> {
     }
 }
 
-/// Parses a range of addresses; bits after the prefix are ignored.
+/// Parses a range of addresses, as in objects ([`address::range`]).
 pub fn range(text: &str) -> Result<IpNet, ValueError> {
-    text.trim().parse().map(|range: IpNet| range.trunc()).map_err(|_| ValueError::Range)
+    address::range(text).map_err(|_| ValueError::Range)
 }
 
 /// An element of `--nodeport-addresses`.

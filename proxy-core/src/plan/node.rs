@@ -139,8 +139,10 @@ pub fn plan_node(
         .iter()
         .filter(|(address, facts)| facts.node_ports && is_single(address) && has.contains(address));
     let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-    let listen =
-        single.map(|(address, _)| *address).chain(any.into_iter().filter(|any| !is_single(any))).collect();
+    // A kernel without IPv6 (`ipv6.disable=1`) has no such socket; with IPv6, each device has an address.
+    let has_family = |any: &IpAddr| any.is_ipv4() || has.iter().any(|address| address.is_ipv6());
+    let any = any.into_iter().filter(|any| !is_single(any) && has_family(any));
+    let listen = single.map(|(address, _)| *address).chain(any).collect();
     let pods = pods(node, &settings.detect_local, &mut problems);
     let devices = devices(node, host, &settings.detect_local);
     let mut ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();

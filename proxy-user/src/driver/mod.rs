@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use proxy_common::config::CONFIG_DSR;
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::settings::NodeSettings;
-use proxy_core::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
+use proxy_core::model::{Cluster, Event, Key, Listing, NodeView, Object, ObjectKind, ServiceName};
 use proxy_core::plan::{NodePlan, PlanSettings, PortPlan, ServicePlan, Unmanaged, plan_node, plan_service};
 use proxy_core::store::{FlowUse, MapError, Store};
 use proxy_core::sync::{QuarantinePeriods, Reconciler};
@@ -276,6 +276,11 @@ impl<S: Store> Driver<S> {
             }
         };
         let listed = matches!(event, Event::Reset(_));
+        let count = match &event {
+            Event::Reset(Listing::Services(all)) => all.len(),
+            Event::Reset(Listing::Slices(all)) => all.len(),
+            _ => 1,
+        };
         self.triggers.note(&self.cluster, &event);
         self.ledger.note(&self.cluster, &event);
         let mut changed = self.cluster.apply(event);
@@ -286,15 +291,16 @@ impl<S: Store> Driver<S> {
         self.waiting_since.get_or_insert_with(Instant::now);
         publish(&self.status, |status| {
             match kind {
-                ObjectKind::Service => status.service_changes.add(),
-                ObjectKind::Slice => status.slice_changes.add(),
+                ObjectKind::Service => status.service_changes.add(count),
+                ObjectKind::Slice => status.slice_changes.add(count),
                 ObjectKind::Node | ObjectKind::ServiceCidr => {}
             }
             status.node = node;
             status.services_listed |= listed && kind == ObjectKind::Service;
             status.slices_listed |= listed && kind == ObjectKind::Slice;
+            status.last_queued = Some(SystemTime::now());
             if first {
-                status.last_queued = Some(SystemTime::now());
+                status.waiting_since = status.last_queued;
             }
         });
     }

@@ -38,9 +38,11 @@ pub struct Changes {
 }
 
 impl Changes {
-    pub(super) fn add(&mut self) {
-        self.total += 1;
-        self.pending += 1;
+    /// Adds the objects of an event. A list without objects is a change, too: it removes those that were known.
+    pub(super) fn add(&mut self, objects: usize) {
+        let objects = objects.max(1) as u64;
+        self.total += objects;
+        self.pending += objects;
     }
 }
 
@@ -90,7 +92,9 @@ pub struct Status {
     /// Time at which the maps were last known to hold all changes of a family: the end of a sync or of a comparison, while the
     /// family does not fail.
     pub up_to_date: BTreeMap<IpFamily, SystemTime>,
-    /// Arrival time of the oldest change of the changes that wait for a sync, or that waited for the last one.
+    /// Arrival time of the oldest change of those that wait for a sync, or that waited for the last one.
+    pub waiting_since: Option<SystemTime>,
+    /// Arrival time of the newest change.
     pub last_queued: Option<SystemTime>,
     /// Durations of all syncs.
     pub sync_duration: Histogram<SyncScale>,
@@ -303,7 +307,7 @@ mod tests {
     fn counters_alone_do_not_notify_receivers() {
         let (sender, mut follows) = watch::channel(Status::default());
         publish(&sender, |status| {
-            status.service_changes.add();
+            status.service_changes.add(1);
             status.services = 7;
             status.problems = vec![problem("Service default/a", "spec.ports", "no room")].into();
         });

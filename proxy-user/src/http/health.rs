@@ -1,4 +1,4 @@
-//! Whether the agent is healthy, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.36).
+//! Whether the agent is healthy, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.37).
 //!
 //! A family is unhealthy if one of its changes has waited for longer than two sync periods, or if the task that owns
 //! the maps has made no progress for that long. A family without a waiting change is healthy, however long ago the last
@@ -84,7 +84,7 @@ impl From<&Status> for Snapshot {
         // Before everything is listed, a change cannot be programmed, and kube-proxy does not count it as late.
         let pending = status.synced && status.is_pending();
         let sync = |family| FamilySync {
-            pending_since: status.last_queued.filter(|_| pending),
+            pending_since: status.waiting_since.filter(|_| pending),
             failing_since: status.failing_since.get(&family).copied(),
             last_updated: status.up_to_date.get(&family).copied(),
         };
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn healthz_follows_the_drivers_status() {
         let mut clock = Clock::new();
-        let mut status = Status { last_queued: Some(clock.0), ..Status::default() };
+        let mut status = Status { waiting_since: Some(clock.0), ..Status::default() };
         status.slice_changes.pending = 1;
         clock.pass(61);
         assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200, "not all was listed yet");

@@ -154,7 +154,7 @@ async fn listen(
     connections: Connections,
 ) -> Result<(), ListenError> {
     let Some(address) = address else { return Ok(()) };
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         match listen::open(address) {
             Ok(listener) => {
@@ -168,11 +168,9 @@ async fn listen(
                 let _ = notices.try_send(Notice::no_server(reason, error.to_string()));
                 return Err(error);
             }
-            Err(error) if !told => {
-                told = true;
-                // If the queue is full, the event is lost; the log has it.
-                let note = format!("cannot listen on {address}: {error}");
-                let _ = notices.try_send(Notice::no_server(reason, note));
+            // As kube-proxy, without an event: while it still runs on the node, its ports are in use.
+            Err(error) if !is_logged => {
+                is_logged = true;
                 tracing::warn!(server, %address, %error, "cannot listen; retrying every 5 s");
             }
             Err(_) => {}

@@ -1,7 +1,7 @@
 //! Answers the health checks of load balancers for Services with `externalTrafficPolicy: Local`: one server for each
 //! `spec.healthCheckNodePort`, opened and closed together with the Service.
 //!
-//! Port, answer and header are kube-proxy's (`pkg/proxy/healthcheck/service_health.go`, 1.36): 200 if the node has a
+//! Port, answer and header are kube-proxy's (`pkg/proxy/healthcheck/service_health.go`, 1.37): 200 if the node has a
 //! ready endpoint and `/healthz` reports the agent as healthy, otherwise 503, for any path. Whether the node leaves does not
 //! count: its endpoints still serve.
 

@@ -1,4 +1,4 @@
-//! Every field of `KubeProxyConfiguration` (kubeproxy.config.k8s.io/v1alpha1) and every flag of kube-proxy 1.36, and the effect
+//! Every field of `KubeProxyConfiguration` (kubeproxy.config.k8s.io/v1alpha1) and every flag of kube-proxy 1.37, and the effect
 //! of each in Ballast. The file reader, the command line and the table in `docs/compatibility.md` are made from this one list.
 
 use super::kind::SettingKind::{
@@ -149,7 +149,13 @@ pub const SETTINGS: &[Setting] = &[
         "14",
         Used("in every mode except nftables; the mark of packets for `--masquerade-external`"),
     ),
-    both("iptables.masqueradeAll", "masquerade-all", Bool, "false", Used("in every mode except nftables")),
+    both(
+        "iptables.masqueradeAll",
+        "masquerade-all",
+        Bool,
+        "false",
+        Used("in every mode except nftables; the flag, without a file, in every mode"),
+    ),
     both(
         "iptables.localhostNodePorts",
         "iptables-localhost-nodeports",

@@ -1,7 +1,6 @@
 //! The kinds of values, by kube-proxy's rules of validation.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -9,6 +8,7 @@ use serde_json::json;
 
 use super::tree::Node;
 use proxy_cli::value::{self, DetectLocalMode, Listen};
+use proxy_watch::api::convert::address;
 
 /// The kind of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,11 +218,11 @@ impl SettingKind {
         {
             return Err(Wrong::Type(self.expected()));
         }
-        let is_range = |text: &str| text.parse::<IpNet>().is_ok();
+        let is_range = |text: &str| address::range(text).is_ok();
         let is_right = match (self, &value) {
             (Self::Int(least, most), Value::Int(number)) => (least..=most).contains(number),
             (_, Value::Text(text)) if text.is_empty() => true,
-            (Self::Ip, Value::Text(text)) => text.parse::<IpAddr>().is_ok(),
+            (Self::Ip, Value::Text(text)) => address::parse(text).is_ok(),
             (Self::Listen, Value::Text(text)) => {
                 text.parse().is_ok_and(|listen: Listen| listen.resolve(1).is_some_and(|at| at.port() != 0))
             }
@@ -230,7 +230,7 @@ impl SettingKind {
             (Self::LocalMode, Value::Text(text)) => DetectLocalMode::from_name(text).is_some(),
             (Self::LogFormat, Value::Text(text)) => matches!(&**text, "text" | "json"),
             (Self::ClusterCidr, Value::Text(text)) => {
-                let ranges: Result<Vec<IpNet>, _> = text.split(',').map(str::parse).collect();
+                let ranges: Result<Vec<_>, _> = text.split(',').map(address::range).collect();
                 let is_pair = |one: &IpNet, other: &IpNet| one.addr().is_ipv4() != other.addr().is_ipv4();
                 ranges.is_ok_and(|ranges| match &ranges[..] {
                     [one, other] => is_pair(one, other),

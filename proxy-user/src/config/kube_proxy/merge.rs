@@ -3,7 +3,7 @@
 //! With a file, all flags that kube-proxy has are ignored, as kube-proxy does, except those for the log,
 //! `--hostname-override` and `--master`. Flags that only Ballast has are always in effect.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use proxy_cli::value::{
 };
 use proxy_core::model::settings::Conntrack;
 use proxy_core::model::spread;
+use proxy_watch::api::convert::address;
 
 /// The shortest period between full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
@@ -185,7 +186,7 @@ fn shared(options: &mut Options, values: &Values) {
     options.kubeconfig = text("clientConnection.kubeconfig").map(PathBuf::from);
     options.hostname_override =
         options.hostname_override.take().or_else(|| text("hostnameOverride").map(str::to_owned));
-    options.bind_address = text("bindAddress").and_then(|text| text.parse::<IpAddr>().ok());
+    options.bind_address = text("bindAddress").and_then(|text| address::parse(text).ok());
     options.healthz_bind_address = listen(values, "healthzBindAddress");
     options.metrics_bind_address = listen(values, "metricsBindAddress");
     options.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
@@ -197,8 +198,7 @@ fn shared(options: &mut Options, values: &Values) {
     network.cluster_cidr = text("clusterCIDR")
         .into_iter()
         .flat_map(|text| text.split(','))
-        .filter_map(|range| range.parse::<IpNet>().ok())
-        .map(|range| range.trunc())
+        .filter_map(|range| address::range(range).ok())
         .collect();
     network.nodeport_addresses = values
         .list("nodePortAddresses")

@@ -150,6 +150,18 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     assert_eq!(config, expected);
 }
 
+#[test]
+fn address_with_leading_zeros_is_decimal() {
+    let text =
+        "bindAddress: 192.168.010.001\nclusterCIDR: 10.244.000.0/16\nnodePortAddresses: [192.168.010.0/24]\n";
+    let config = with_file(&body(text), &[]).unwrap();
+    assert_eq!(config.network.cluster_cidr, ["10.244.0.0/16".parse().unwrap()]);
+    assert_eq!(
+        config.network.nodeport_addresses,
+        [NodePortAddress::Range("192.168.10.0/24".parse().unwrap())]
+    );
+}
+
 #[rstest]
 #[case("", Some(32_768), Some(131_072), Some(86_400), Some(3_600))]
 #[case(

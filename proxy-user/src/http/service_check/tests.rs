@@ -87,7 +87,7 @@ async fn health_check_is_503_without_a_ready_local_endpoint_or_with_an_unhealthy
     assert_eq!(node.ask(port).await.unwrap().0, 200);
     node.status.send_modify(|status| {
         status.synced = true;
-        status.last_queued = Some(SystemTime::UNIX_EPOCH);
+        status.waiting_since = Some(SystemTime::UNIX_EPOCH);
         status.service_changes.pending = 1;
     });
     let (code, _, body) = node.ask(port).await.unwrap();
