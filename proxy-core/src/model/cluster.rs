@@ -1,5 +1,6 @@
 //! The state of the cluster after all events so far.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Bound;
@@ -9,12 +10,12 @@ use ipnet::IpNet;
 use super::net::IpFamily;
 use super::{
     EndpointSlice, Event, HostView, Key, Listing, NodeView, Object, ObjectKind, Service, ServiceName,
-    SliceName, SortedMap, pack,
+    SliceName, SortedMap,
 };
+use layer::{Layer, conflict};
 
+mod layer;
 mod leftovers;
-mod reported;
-mod statics;
 
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///
@@ -26,12 +27,10 @@ pub struct Cluster {
     node_is_unknown: bool,
     /// The zone is that of an earlier Node object of this node.
     zone_is_kept: bool,
-    /// Boxed, because half of a tree's places are empty.
-    services: BTreeMap<ServiceName, Box<Service>>,
-    /// The slices by their Service, which may not exist (yet).
-    slices: BTreeMap<ServiceName, SortedMap<SliceName, EndpointSlice>>,
-    /// The Service under which each slice is stored.
-    owners: BTreeMap<SliceName, ServiceName>,
+    /// The objects that the API server has reported.
+    reported: Layer,
+    /// The objects of the folder of static Services; they hide those of the API server.
+    folder: Layer,
     listed: BTreeSet<ObjectKind>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// The internal addresses of the other nodes, by name; `None` until they have been listed.
@@ -42,22 +41,6 @@ pub struct Cluster {
     host: Option<HostView>,
     /// The host's addresses, without loopback addresses.
     own: BTreeSet<IpAddr>,
-    statics: Statics,
-}
-
-/// The names of the folder's objects, and the API server's objects that they hide.
-#[derive(Clone, Debug, Default)]
-struct Statics {
-    services: BTreeSet<ServiceName>,
-    slices: BTreeSet<SliceName>,
-    hidden: BTreeMap<ServiceName, Service>,
-    hidden_slices: BTreeMap<SliceName, EndpointSlice>,
-}
-
-impl Statics {
-    fn hides(&self, slice: &EndpointSlice) -> bool {
-        self.slices.contains(&slice.name) || self.services.contains(&slice.service)
-    }
 }
 
 impl Cluster {
@@ -69,6 +52,8 @@ impl Cluster {
     /// Applies one event. Returns the Services that have to be planned again, including removed ones.
     pub fn apply(&mut self, event: Event) -> BTreeSet<ServiceName> {
         let mut changed = BTreeSet::new();
+        // Services whose slices differ. A Service that does not exist yet is planned when it arrives.
+        let mut touched = BTreeSet::new();
         // Only Services tell which addresses another proxy has left.
         let has_services = matches!(
             event,
@@ -77,10 +62,13 @@ impl Cluster {
                 | Event::Reset(Listing::Services(_))
                 | Event::Static { .. }
         );
+        if let Event::Reset(listing) = &event {
+            self.listed.insert(listing.kind());
+        }
         let families = self.tunnel_families();
         match event {
-            Event::Apply(Object::Service(service)) => self.offer_service(service, &mut changed),
-            Event::Apply(Object::Slice(slice)) => self.offer_slice(slice, &mut changed),
+            Event::Apply(Object::Service(service)) => self.reported.put_service(service, &mut changed),
+            Event::Apply(Object::Slice(slice)) => self.reported.put_slice(slice, &mut touched),
             Event::Apply(Object::Node(node)) if node.name != self.node.name => {
                 self.set_other(&node.name.clone(), Some(node), &mut changed);
             }
@@ -91,8 +79,8 @@ impl Cluster {
             Event::Delete(Key::ServiceCidr(name)) => {
                 self.service_cidrs.remove(&name);
             }
-            Event::Delete(Key::Service(name)) => self.withdraw_service(&name, &mut changed),
-            Event::Delete(Key::Slice(name)) => self.withdraw_slice(&name, &mut changed),
+            Event::Delete(Key::Service(name)) => self.reported.remove_service(&name, &mut changed),
+            Event::Delete(Key::Slice(name)) => self.reported.remove_slice(&name, &mut touched),
             Event::Delete(Key::Node(name)) => {
                 if name == self.node.name {
                     self.set_node(None, &mut changed);
@@ -100,15 +88,37 @@ impl Cluster {
                     self.set_other(&name, None, &mut changed);
                 }
             }
-            Event::Reset(listing) => self.reset(listing, &mut changed),
-            Event::Static { services, slices } => self.set_statics(services, slices, &mut changed),
+            Event::Reset(Listing::Services(services)) => {
+                self.reported.reset_services(services, &mut changed);
+            }
+            Event::Reset(Listing::Slices(slices)) => self.reported.reset_slices(slices, &mut touched),
+            Event::Reset(Listing::Node(node)) => self.set_node(node, &mut changed),
+            Event::Reset(Listing::Others(nodes)) => {
+                let now: BTreeMap<_, _> =
+                    nodes.into_iter().map(|node| (node.name, node.internal_ips)).collect();
+                let old = self.others.replace(now.clone()).unwrap_or_default();
+                changed.extend(self.with_endpoint_on(|node| old.get(node) != now.get(node)));
+            }
+            Event::Reset(Listing::ServiceCidrs(cidrs)) => {
+                self.service_cidrs = cidrs.into_iter().map(|cidr| (cidr.name, cidr.ranges)).collect();
+            }
+            Event::Static { services, slices } => {
+                // The API server's slices of these names appear or disappear.
+                let names = self.folder.owners.keys().chain(slices.iter().map(|slice| &slice.name));
+                touched.extend(names.filter_map(|name| self.reported.owners.get(name)).cloned());
+                self.folder.reset_services(services, &mut changed);
+                self.folder.reset_slices(slices, &mut touched);
+            }
             Event::Host(host) => self.set_seen(host, &mut changed),
         }
+        touched.retain(|name| self.service(name).is_some());
+        changed.append(&mut touched);
+        self.note_conflicts(&changed);
         if has_services && !changed.is_empty() {
             self.find_leftovers(&mut changed);
         }
         if self.tunnel_families() != families {
-            changed.extend(self.services.keys().cloned());
+            changed.extend(self.services().map(|service| service.name.clone()));
         }
         changed
     }
@@ -174,84 +184,95 @@ impl Cluster {
 
     /// Returns the cluster addresses of Services that the host has itself (for example with `NodeLocal` `DNSCache`).
     pub fn own_cluster_ips(&self) -> BTreeSet<IpAddr> {
-        let all = self.services.values().flat_map(|service| &service.cluster_ips);
+        let all = self.services().flat_map(|service| &service.cluster_ips);
         all.filter(|address| self.is_own(address)).copied().collect()
+    }
+
+    /// Returns the names of the folder's Services.
+    pub fn static_services(&self) -> impl Iterator<Item = &ServiceName> {
+        self.folder.services.keys()
+    }
+
+    /// Whether the folder has a Service of that name.
+    pub fn is_static(&self, name: &ServiceName) -> bool {
+        self.folder.services.contains_key(name)
+    }
+
+    /// Returns the names of all Services and EndpointSlices that the API server has reported.
+    pub fn reported(&self) -> impl Iterator<Item = Key> {
+        self.reported.keys()
+    }
+
+    /// Whether the API server has reported such a Service or EndpointSlice.
+    pub fn has_reported(&self, key: &Key) -> bool {
+        self.reported.has(key)
+    }
+
+    /// Whether the API server has reported this Service or EndpointSlice with the same content.
+    pub fn has_reported_same(&self, object: &Object) -> bool {
+        self.reported.has_same(object)
     }
 
     /// Returns the Service of that name.
     pub fn service(&self, name: &ServiceName) -> Option<&Service> {
-        self.services.get(name).map(|service| &**service)
+        self.folder.services.get(name).or_else(|| self.reported.services.get(name)).map(|service| &**service)
     }
 
     /// Returns all Services, by name.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.values().map(|service| &**service)
+        self.services_after(None)
     }
 
     /// Returns the Services after this one in the order of names; all of them if `name` is `None`.
     pub fn services_after(&self, name: Option<&ServiceName>) -> impl Iterator<Item = &Service> {
-        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
-        self.services.range((from, Bound::Unbounded)).map(|(_, service)| &**service)
+        let from = (name.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let mut folder = self.folder.services.range(from).peekable();
+        let mut reported = self.reported.services.range(from).peekable();
+        std::iter::from_fn(move || {
+            let order = match (folder.peek(), reported.peek()) {
+                (Some((first, _)), Some((other, _))) => first.cmp(other),
+                (_, None) => Ordering::Less,
+                (None, _) => Ordering::Greater,
+            };
+            if order.is_gt() {
+                return reported.next();
+            }
+            // The folder's Service hides that of the API server.
+            reported.next_if(|_| order.is_eq());
+            folder.next()
+        })
+        .map(|(_, service)| &**service)
     }
 
-    /// Returns the slices of a Service, by name.
+    /// Returns the slices of a Service: those of the folder by name, then those of the API server by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> {
-        self.slices.get(service).into_iter().flat_map(SortedMap::values)
+        let Self { folder, reported, .. } = self;
+        let is_hidden = folder.services.contains_key(service);
+        let others = reported.slices.get(service).filter(|_| !is_hidden);
+        let others = others.into_iter().flat_map(SortedMap::values);
+        let own = folder.slices.get(service).into_iter().flat_map(SortedMap::values);
+        own.chain(others.filter(|slice| !folder.owners.contains_key(&slice.name)))
     }
 
     /// Returns the slice of that name, of any Service.
     pub fn slice(&self, name: &SliceName) -> Option<&EndpointSlice> {
-        self.slices.get(self.owners.get(name)?)?.get(name)
+        self.folder.slice(name).or_else(|| self.reported.slice(name))
     }
 
-    fn put_service(&mut self, service: Service, changed: &mut BTreeSet<ServiceName>) {
-        if let Some(known) = self.services.get_mut(&service.name).filter(|known| ***known == service) {
-            known.version = service.version;
-            return;
-        }
-        changed.insert(service.name.clone());
-        self.services.insert(service.name.clone(), Box::new(service));
+    /// Returns the names of the existing Services with a slice for which this holds.
+    fn services_with(&self, is_meant: impl Fn(&EndpointSlice) -> bool) -> impl Iterator<Item = ServiceName> {
+        let all = self.folder.slices.iter().chain(&self.reported.slices);
+        let meant = all.filter(move |(_, slices)| slices.values().any(&is_meant));
+        meant.map(|(name, _)| name).filter(|name| self.service(name).is_some()).cloned()
     }
 
-    fn remove_service(&mut self, name: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
-        if let Some((name, _)) = self.services.remove_entry(name) {
-            changed.insert(name);
-        }
-    }
-
-    fn put_slice(&mut self, slice: EndpointSlice, changed: &mut BTreeSet<ServiceName>) {
-        match self.owners.get(&slice.name) {
-            Some(owner) if *owner == slice.service => {
-                let known = self.slices.get_mut(owner).and_then(|slices| slices.get_mut(&slice.name));
-                if let Some(known) = known.filter(|known| known.has_same_content(&slice)) {
-                    known.version = slice.version;
-                    return;
-                }
-            }
-            // The label of the slice has changed: the slice moves from one Service to another.
-            Some(_) => self.remove_slice(&slice.name.clone(), changed),
-            None => {}
-        }
-        self.touch(&slice.service, changed);
-        self.owners.insert(slice.name.clone(), slice.service.clone());
-        self.slices.entry(slice.service.clone()).or_default().insert(slice.name.clone(), slice);
-    }
-
-    fn remove_slice(&mut self, name: &SliceName, changed: &mut BTreeSet<ServiceName>) {
-        let Some(owner) = self.owners.remove(name) else { return };
-        if let Some(slices) = self.slices.get_mut(&owner) {
-            slices.remove(name);
-            if slices.is_empty() {
-                self.slices.remove(&owner);
-            }
-        }
-        self.touch(&owner, changed);
-    }
-
-    /// Marks the Service as changed if it exists. A Service that does not exist yet is planned when it arrives.
-    fn touch(&self, service: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
-        if self.services.contains_key(service) {
-            changed.insert(service.clone());
+    /// Adds a problem to those of these Services that both the folder and the API server have; removes it from the others.
+    fn note_conflicts(&mut self, changed: &BTreeSet<ServiceName>) {
+        for name in changed {
+            let Some(service) = self.folder.services.get_mut(name) else { continue };
+            let conflict = conflict(name);
+            service.problems.retain(|problem| *problem != conflict);
+            service.problems.extend(self.reported.services.contains_key(name).then_some(conflict));
         }
     }
 
@@ -269,18 +290,13 @@ impl Cluster {
         let node = self.completed(node);
         let old = std::mem::replace(&mut self.node, node);
         if old.pod_cidrs != self.node.pod_cidrs {
-            changed.extend(self.services.keys().cloned());
+            changed.extend(self.services().map(|service| service.name.clone()));
         }
         if !old.addresses().eq(self.node.addresses()) {
             changed.extend(self.restricted());
         }
-        if old.zone == self.node.zone {
-            return;
-        }
-        for (service, slices) in &self.slices {
-            if slices.values().any(EndpointSlice::has_hints) {
-                self.touch(service, changed);
-            }
+        if old.zone != self.node.zone {
+            changed.extend(self.services_with(EndpointSlice::has_hints));
         }
     }
 
@@ -315,18 +331,15 @@ impl Cluster {
         let is_same = old == new;
         others.extend(new.map(|ips| (name.to_owned(), ips)));
         if !is_same {
-            self.touch_endpoints_on(|node| node == name, changed);
+            changed.extend(self.with_endpoint_on(|node| node == name));
         }
     }
 
-    /// Marks the Services with an endpoint on one of these nodes as changed.
-    fn touch_endpoints_on(&self, is_meant: impl Fn(&str) -> bool, changed: &mut BTreeSet<ServiceName>) {
-        for (service, slices) in &self.slices {
-            let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
-            if endpoints.any(|endpoint| endpoint.node.as_deref().is_some_and(&is_meant)) {
-                self.touch(service, changed);
-            }
-        }
+    /// Returns the names of the Services with an endpoint on one of these nodes.
+    fn with_endpoint_on(&self, is_meant: impl Fn(&str) -> bool) -> impl Iterator<Item = ServiceName> {
+        self.services_with(move |slice| {
+            slice.endpoints.iter().any(|endpoint| endpoint.node.as_deref().is_some_and(&is_meant))
+        })
     }
 
     /// Stores the host. Services with source ranges depend on whether this node is in one of them; other Services depend on
@@ -343,65 +356,17 @@ impl Cluster {
         if differing.is_empty() {
             return;
         }
-        let cares = |service: &&Service| service.cluster_ips.iter().any(|ip| differing.contains(ip));
-        changed.extend(
-            self.services.values().map(AsRef::as_ref).filter(cares).map(|service| service.name.clone()),
-        );
-        for (service, slices) in &self.slices {
-            let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
-            if endpoints.any(|endpoint| differing.contains(&endpoint.address)) {
-                self.touch(service, changed);
-            }
-        }
+        let holds = |service: &&Service| service.cluster_ips.iter().any(|ip| differing.contains(ip));
+        changed.extend(self.services().filter(holds).map(|service| service.name.clone()));
+        changed.extend(self.services_with(|slice| {
+            slice.endpoints.iter().any(|endpoint| differing.contains(&endpoint.address))
+        }));
     }
 
     /// Returns the names of the Services with source ranges.
     fn restricted(&self) -> impl Iterator<Item = ServiceName> {
-        self.services
-            .values()
-            .filter(|service| service.source_ranges.is_some())
-            .map(|service| service.name.clone())
-    }
-
-    fn reset(&mut self, listing: Listing, changed: &mut BTreeSet<ServiceName>) {
-        self.listed.insert(listing.kind());
-        match listing {
-            Listing::Services(services) => {
-                let live: BTreeSet<ServiceName> = services.iter().map(|s| s.name.clone()).collect();
-                let gone: Vec<_> =
-                    self.services.keys().filter(|name| !live.contains(name)).cloned().collect();
-                for name in gone {
-                    self.withdraw_service(&name, changed);
-                }
-                for service in services {
-                    self.offer_service(service, changed);
-                }
-                pack(&mut self.services);
-            }
-            Listing::Slices(slices) => {
-                let live: BTreeSet<SliceName> = slices.iter().map(|s| s.name.clone()).collect();
-                let known = self.owners.keys().chain(self.statics.hidden_slices.keys());
-                let gone: Vec<_> = known.filter(|name| !live.contains(name)).cloned().collect();
-                for name in gone {
-                    self.withdraw_slice(&name, changed);
-                }
-                for slice in slices {
-                    self.offer_slice(slice, changed);
-                }
-                pack(&mut self.slices);
-                pack(&mut self.owners);
-            }
-            Listing::Node(node) => self.set_node(node, changed),
-            Listing::Others(nodes) => {
-                let now: BTreeMap<_, _> =
-                    nodes.into_iter().map(|node| (node.name, node.internal_ips)).collect();
-                let old = self.others.replace(now.clone()).unwrap_or_default();
-                self.touch_endpoints_on(|node| old.get(node) != now.get(node), changed);
-            }
-            Listing::ServiceCidrs(cidrs) => {
-                self.service_cidrs = cidrs.into_iter().map(|cidr| (cidr.name, cidr.ranges)).collect();
-            }
-        }
+        let restricted = self.services().filter(|service| service.source_ranges.is_some());
+        restricted.map(|service| service.name.clone())
     }
 }
 

@@ -14,7 +14,7 @@ impl<S: Store> Driver<S> {
         // A reply fails if the audit has ended since it asked; that is no error.
         match question {
             Question::Differing(mut objects, reply) => {
-                objects.retain(|object| !self.cluster.knows(object));
+                objects.retain(|object| !self.cluster.has_reported_same(object));
                 let _ = reply.send(objects);
             }
             Question::Unlisted(listed, reply) => {
@@ -47,7 +47,7 @@ impl<S: Store> Driver<S> {
         let mut corrected = Vec::new();
         for (key, object) in objects {
             let event = match object {
-                Some(object) if !self.cluster.knows(&object) => Event::Apply(object),
+                Some(object) if !self.cluster.has_reported_same(&object) => Event::Apply(object),
                 None if self.cluster.has_reported(&key) => Event::Delete(key.clone()),
                 _ => continue,
             };

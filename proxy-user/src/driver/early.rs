@@ -25,7 +25,7 @@ impl<S: Store> Driver<S> {
         let now = Instant::now().into_std();
         let exists = |index| self.cluster.host().is_some_and(|host| host.devices.contains_key(&index));
         self.reconciler.write_devices(exists, now);
-        let names = self.cluster.static_services();
+        let names: Vec<_> = self.cluster.static_services().cloned().collect();
         let retries = self.reconciler.early_wake().is_some_and(|at| at <= now);
         let is_node_due = self.early.is_first && self.reconciler.is_node_due();
         let was_synced = self.status.borrow().statics_synced;
@@ -38,7 +38,7 @@ impl<S: Store> Driver<S> {
         let plans = names.iter().map(|name| (name.clone(), plan(name))).collect();
         self.reconciler.sync_early(now, plans, self.early.is_first);
         let failing = self.failing_families();
-        self.tell_problems();
+        self.report_problems();
         let reconciler = &self.reconciler;
         publish(&self.status, |status| {
             status.statics_synced = true;

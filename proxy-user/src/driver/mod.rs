@@ -284,7 +284,7 @@ impl<S: Store> Driver<S> {
         self.triggers.note(&self.cluster, &event);
         self.ledger.note(&self.cluster, &event);
         let mut changed = self.cluster.apply(event);
-        self.early.is_due |= !changed.is_disjoint(self.cluster.static_services());
+        self.early.is_due |= changed.iter().any(|name| self.cluster.is_static(name));
         self.changed.append(&mut changed);
         let node = if self.cluster.is_node_eligible() { NodeFate::Stays } else { NodeFate::Leaves };
         let first = self.waiting_since.is_none();
@@ -343,7 +343,7 @@ impl<S: Store> Driver<S> {
     }
 
     /// Publishes and logs the problems if they have changed.
-    fn tell_problems(&mut self) {
+    fn report_problems(&mut self) {
         if !self.reconciler.has_new_problems() {
             return;
         }
@@ -418,7 +418,7 @@ impl<S: Store> Driver<S> {
         span::describe(&span, services, waited, self.reconciler.failing());
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
         let families = self.failing_families();
-        self.tell_problems();
+        self.report_problems();
         let (reconciler, triggers, rebalances) =
             (&self.reconciler, &mut self.triggers, self.joins.active(planned));
         publish(&self.status, |status| {

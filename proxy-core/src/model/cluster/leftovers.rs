@@ -33,7 +33,7 @@ impl Cluster {
             #[cfg(test)]
             super::tests::SEARCHES.set(super::tests::SEARCHES.get() + 1);
             let holds = |address| device.addresses.contains(address);
-            let services = self.services.values().filter(|service| service.cluster_ips.iter().any(holds));
+            let services = self.services().filter(|service| service.cluster_ips.iter().any(holds));
             services.take(SERVICES).count() == SERVICES
         };
         let is_left = |device: &&HostDevice| {

@@ -71,7 +71,10 @@ fn a_slice_whose_label_changes_moves() {
     assert_eq!(cluster.slices(&ServiceName::new("default", "db")).count(), 1);
     let gone = cluster.apply(Event::Delete(Key::Slice(SliceName::new("default", "s"))));
     assert_eq!(names(gone), ["db"]);
-    assert!(cluster.slices.is_empty() && cluster.owners.is_empty(), "nothing is left behind");
+    assert!(
+        cluster.reported.slices.is_empty() && cluster.reported.owners.is_empty(),
+        "nothing is left behind"
+    );
 }
 
 #[test]

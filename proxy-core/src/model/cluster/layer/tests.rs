@@ -4,7 +4,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Event, Listing, Object};
+use crate::model::{Cluster, Event, Listing};
 use crate::testing::arbitrary::{event, service, service_name, slice};
 
 /// Generates the content of a folder.
