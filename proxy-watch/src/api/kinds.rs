@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 
@@ -38,140 +39,63 @@ pub trait Watched:
     fn listing(all: Vec<Self::Model>) -> Listing;
 }
 
-impl Watched for Service {
-    type Model = model::Service;
-    const RESOURCE: &'static str = "services";
-    // Servers before 1.31 do not know this field.
-    const FIELDS_ARE_OPTIONAL: bool = true;
+/// Implements [`Watched`] for kinds; each line has the type, the kind and the type of its objects in the model, the resource, and
+/// functions that return the name from the metadata, the converted object, and the list of converted objects.
+macro_rules! watched {
+    ($($name:ident is $kind:ident($model:ty): $resource:literal, $key:expr, $convert:expr, $listing:expr
+        $(, { $($item:item)+ })?;)+) => {$(
+        impl Watched for $name {
+            type Model = $model;
+            const RESOURCE: &'static str = $resource;
+            $($($item)+)?
 
-    fn selectors() -> watcher::Config {
-        watcher::Config::default()
+            fn key(&self) -> Key {
+                Key::$kind($key(&self.metadata))
+            }
+
+            fn name_of(model: &$model) -> Key {
+                Key::$kind(model.name.clone())
+            }
+
+            fn convert(self) -> Option<$model> {
+                $convert(self)
+            }
+
+            fn object(model: $model) -> Object {
+                Object::$kind(model)
+            }
+
+            fn listing(all: Vec<$model>) -> Listing {
+                $listing(all)
+            }
+        }
+    )+};
+}
+
+watched! {
+    Service is Service(model::Service): "services", convert::service_name, convert::service, Listing::Services, {
+        // Servers before 1.31 do not know this field.
+        const FIELDS_ARE_OPTIONAL: bool = true;
+
+        fn selectors() -> watcher::Config {
             // Services of other proxies are included: traffic to their addresses must not be rejected.
-            .fields("spec.clusterIP!=None")
-    }
-
-    fn key(&self) -> Key {
-        Key::Service(convert::service_name(&self.metadata))
-    }
-
-    fn name_of(model: &model::Service) -> Key {
-        Key::Service(model.name.clone())
-    }
-
-    fn convert(self) -> Option<model::Service> {
-        convert::service(self)
-    }
-
-    fn object(model: model::Service) -> Object {
-        Object::Service(model)
-    }
-
-    fn listing(all: Vec<model::Service>) -> Listing {
-        Listing::Services(all)
-    }
+            watcher::Config::default().fields("spec.clusterIP!=None")
+        }
+    };
+    EndpointSlice is Slice(model::EndpointSlice):
+        "endpointslices.discovery.k8s.io", convert::slice_name, convert::slice, Listing::Slices, {
+        fn selectors() -> watcher::Config {
+            watcher::Config::default().labels(&format!("!{LABEL_HEADLESS}"))
+        }
+    };
+    Node is Node(model::NodeView):
+        "nodes", cluster_name, |node| Some(convert::node(node)), |all: Vec<_>| Listing::Node(all.into_iter().next());
+    OtherNode is Node(model::NodeView): "other nodes", cluster_name, |OtherNode { metadata, status }| Some(convert::node(Node { metadata, spec: None, status })), Listing::Others;
+    ServiceCidr is ServiceCidr(model::ServiceCidr):
+        "servicecidrs.networking.k8s.io", cluster_name, |cidr| Some(convert::service_cidr(cidr)), Listing::ServiceCidrs;
 }
 
-impl Watched for EndpointSlice {
-    type Model = model::EndpointSlice;
-    const RESOURCE: &'static str = "endpointslices.discovery.k8s.io";
-
-    fn selectors() -> watcher::Config {
-        watcher::Config::default().labels(&format!("!{LABEL_HEADLESS}"))
-    }
-
-    fn key(&self) -> Key {
-        Key::Slice(convert::slice_name(&self.metadata))
-    }
-
-    fn name_of(model: &model::EndpointSlice) -> Key {
-        Key::Slice(model.name.clone())
-    }
-
-    fn convert(self) -> Option<model::EndpointSlice> {
-        convert::slice(self)
-    }
-
-    fn object(model: model::EndpointSlice) -> Object {
-        Object::Slice(model)
-    }
-
-    fn listing(all: Vec<model::EndpointSlice>) -> Listing {
-        Listing::Slices(all)
-    }
-}
-
-impl Watched for Node {
-    type Model = model::NodeView;
-    const RESOURCE: &'static str = "nodes";
-
-    fn key(&self) -> Key {
-        Key::Node(self.metadata.name.clone().unwrap_or_default())
-    }
-
-    fn name_of(model: &model::NodeView) -> Key {
-        Key::Node(model.name.clone())
-    }
-
-    fn convert(self) -> Option<model::NodeView> {
-        Some(convert::node(self))
-    }
-
-    fn object(model: model::NodeView) -> Object {
-        Object::Node(model)
-    }
-
-    fn listing(all: Vec<model::NodeView>) -> Listing {
-        Listing::Node(all.into_iter().next())
-    }
-}
-
-impl Watched for OtherNode {
-    type Model = model::NodeView;
-    const RESOURCE: &'static str = "other nodes";
-
-    fn key(&self) -> Key {
-        Key::Node(self.metadata.name.clone().unwrap_or_default())
-    }
-
-    fn name_of(model: &model::NodeView) -> Key {
-        Key::Node(model.name.clone())
-    }
-
-    fn convert(self) -> Option<model::NodeView> {
-        let Self { metadata, status } = self;
-        Some(convert::node(Node { metadata, spec: None, status }))
-    }
-
-    fn object(model: model::NodeView) -> Object {
-        Object::Node(model)
-    }
-
-    fn listing(all: Vec<model::NodeView>) -> Listing {
-        Listing::Others(all)
-    }
-}
-
-impl Watched for ServiceCidr {
-    type Model = model::ServiceCidr;
-    const RESOURCE: &'static str = "servicecidrs.networking.k8s.io";
-
-    fn key(&self) -> Key {
-        Key::ServiceCidr(self.metadata.name.clone().unwrap_or_default())
-    }
-
-    fn name_of(model: &model::ServiceCidr) -> Key {
-        Key::ServiceCidr(model.name.clone())
-    }
-
-    fn convert(self) -> Option<model::ServiceCidr> {
-        Some(convert::service_cidr(self))
-    }
-
-    fn object(model: model::ServiceCidr) -> Object {
-        Object::ServiceCidr(model)
-    }
-
-    fn listing(all: Vec<model::ServiceCidr>) -> Listing {
-        Listing::ServiceCidrs(all)
-    }
+/// Returns the name of an object without a namespace.
+fn cluster_name(metadata: &ObjectMeta) -> String {
+    metadata.name.clone().unwrap_or_default()
 }
