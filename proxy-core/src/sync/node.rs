@@ -299,8 +299,8 @@ fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator
     match &plan.tunnels {
         Some(tunnels) => Box::new(tunnels.keys().copied()),
         None if plan.dsr => {
-            let told = known.addresses.iter().filter(|(_, bits)| **bits & NODE_ADDR_INTERNAL != 0);
-            Box::new(told.map(|(address, _)| *address))
+            let nodes = known.addresses.iter().filter(|(_, bits)| **bits & NODE_ADDR_INTERNAL != 0);
+            Box::new(nodes.map(|(address, _)| *address))
         }
         None => Box::new(std::iter::empty()),
     }
@@ -353,42 +353,18 @@ fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
 
 /// Converts the plan to the content of the maps.
 fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
-    let source = |family| plan.sources.get(&family);
-    let pods = |family| plan.pods.get(&family);
-    let ranges = |family| plan.service_cidrs.get(&family).into_iter().flatten();
-    let sources = |family| plan.device_sources.get(&family).into_iter().flatten();
-    let policies =
-        |family| plan.ipsec.get(&family).into_iter().flatten().map(|policy| (policy.src, policy.dst));
-    let v4 = NodeRow::V4(NodeFamily {
-        source: source(IpFamily::V4).and_then(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None }),
-        pods: pods(IpFamily::V4).and_then(|net| if let IpNet::V4(net) = net { Some(*net) } else { None }),
-        service_cidrs: ranges(IpFamily::V4)
-            .filter_map(|net| if let IpNet::V4(net) = net { Some(*net) } else { None })
-            .collect(),
-        sources: sources(IpFamily::V4)
-            .filter_map(|(index, ip)| if let IpAddr::V4(ip) = ip { Some((*index, *ip)) } else { None })
-            .collect(),
-        ipsec: policies(IpFamily::V4)
-            .filter_map(
-                |pair| if let (IpNet::V4(src), IpNet::V4(dst)) = pair { Some((src, dst)) } else { None },
-            )
-            .collect(),
-    });
-    let v6 = NodeRow::V6(NodeFamily {
-        source: source(IpFamily::V6).and_then(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None }),
-        pods: pods(IpFamily::V6).and_then(|net| if let IpNet::V6(net) = net { Some(*net) } else { None }),
-        service_cidrs: ranges(IpFamily::V6)
-            .filter_map(|net| if let IpNet::V6(net) = net { Some(*net) } else { None })
-            .collect(),
-        sources: sources(IpFamily::V6)
-            .filter_map(|(index, ip)| if let IpAddr::V6(ip) = ip { Some((*index, *ip)) } else { None })
-            .collect(),
-        ipsec: policies(IpFamily::V6)
-            .filter_map(
-                |pair| if let (IpNet::V6(src), IpNet::V6(dst)) = pair { Some((src, dst)) } else { None },
-            )
-            .collect(),
-    });
+    let v4 = NodeRow::V4(family(
+        plan,
+        IpFamily::V4,
+        |ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None },
+        |net| if let IpNet::V4(net) = net { Some(net) } else { None },
+    ));
+    let v6 = NodeRow::V6(family(
+        plan,
+        IpFamily::V6,
+        |ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None },
+        |net| if let IpNet::V6(net) = net { Some(net) } else { None },
+    ));
     let address = |facts: &crate::plan::AddressFacts| -> NodeAddr {
         bits([
             (true, NODE_ADDR_OWN),
@@ -420,6 +396,25 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             macs: macs(&plan.devices, uplinks),
         },
         devices: plan.devices.clone(),
+    }
+}
+
+/// Returns the node in one family; `address` and `net` return those of this family.
+fn family<A, N>(
+    plan: &NodePlan,
+    family: IpFamily,
+    address: impl Fn(IpAddr) -> Option<A>,
+    net: impl Fn(IpNet) -> Option<N>,
+) -> NodeFamily<A, N> {
+    let ranges = plan.service_cidrs.get(&family).into_iter().flatten();
+    let sources = plan.device_sources.get(&family).into_iter().flatten();
+    let policies = plan.ipsec.get(&family).into_iter().flatten();
+    NodeFamily {
+        source: plan.sources.get(&family).and_then(|source| address(*source)),
+        pods: plan.pods.get(&family).and_then(|pods| net(*pods)),
+        service_cidrs: ranges.filter_map(|range| net(*range)).collect(),
+        sources: sources.filter_map(|(index, source)| Some((*index, address(*source)?))).collect(),
+        ipsec: policies.filter_map(|policy| Some((net(policy.src)?, net(policy.dst)?))).collect(),
     }
 }
 

@@ -210,47 +210,38 @@ fn parse(name: &PortName) -> Option<ServicePortName> {
 
 /// Returns the number of entries in which the maps differ from the mirror.
 fn differences(applied: &Applied, contents: &Contents) -> usize {
-    let backends = |v6: bool| -> BTreeMap<u32, Backend> {
-        applied
-            .backends
-            .iter()
-            .filter(|(_, row)| row.addr.is_ipv6() == v6)
-            .map(|(id, row)| (id, *row))
-            .collect()
-    };
-    let wrong_slots = applied
-        .extents
-        .iter()
-        .filter(|(base, ids)| slots_of(contents, *base, ids.len() as u32).is_none_or(|found| found != *ids));
-    let missing_bits = applied
-        .prefilter
-        .words()
-        .iter()
-        .zip(&contents.prefilter)
-        .map(|(ours, found)| (ours ^ found).count_ones());
+    let has_slots =
+        |base, ids: &[u32]| slots_of(contents, base, ids.len() as u32).is_some_and(|found| found == ids);
+    let wrong_slots = applied.extents.iter().filter(|(base, ids)| !has_slots(*base, ids)).count();
+    let bits = applied.prefilter.words().iter().zip(&contents.prefilter);
+    let wrong_bits: u32 = bits.map(|(ours, found)| (ours ^ found).count_ones()).sum();
     let ranges: BTreeSet<_> = applied.ranges.iter().collect();
-    let is_ours =
-        |(id, name): &(&u32, &PortName)| applied.names.get(**id).is_some_and(|known| *known == **name);
-    let same_names = contents.names.iter().filter(is_ours).count();
-    let lost = applied.names.iter().filter(|(id, _)| !contents.names.contains_key(id)).count();
-    let names = contents.names.len() - same_names + lost;
+    let backends = contents.backends.iter().chain(&contents.backends6);
+    let names = contents.names.iter().map(|(id, name)| (*id, ShortName::from(name)));
     let (ours, found) = (&applied.node, &contents.node);
-    let node = unequal(&ours.rows, &found.rows)
+    unequal(&ours.rows, &found.rows)
         + unequal(&ours.addresses, &found.addresses)
         + unequal(&ours.tunnels, &found.tunnels)
         + unequal(&ours.devices, &found.devices)
-        + usize::from(ours.config != found.config);
-    node + ranges.symmetric_difference(&contents.source_ranges).count()
+        + usize::from(ours.config != found.config)
+        + ranges.symmetric_difference(&contents.source_ranges).count()
         + unequal(&applied.services, &contents.services)
-        + names
+        + unequal(applied.names.iter().map(|(id, name)| (id, name.clone())), names)
         + unequal(&applied.maglev, &contents.maglev)
-        + unequal(&backends(false), &contents.backends)
-        + unequal(&backends(true), &contents.backends6)
-        + wrong_slots.count()
-        + missing_bits.sum::<u32>() as usize
+        // An id may be in both maps.
+        + unequal(
+            applied.backends.iter().map(|(id, row)| ((id, row.addr.is_ipv6()), row)),
+            backends.map(|(id, row)| ((*id, row.addr.is_ipv6()), row)),
+        )
+        + wrong_slots
+        + wrong_bits as usize
 }
 
-fn unequal<K: Ord, V: PartialEq>(ours: &BTreeMap<K, V>, found: &BTreeMap<K, V>) -> usize {
-    let lost = ours.iter().filter(|(key, value)| found.get(key) != Some(value)).count();
-    lost + found.keys().filter(|key| !ours.contains_key(key)).count()
+fn unequal<K: Ord, V: PartialEq>(
+    ours: impl IntoIterator<Item = (K, V)>,
+    found: impl IntoIterator<Item = (K, V)>,
+) -> usize {
+    let mut found: BTreeMap<K, V> = found.into_iter().collect();
+    let wrong = ours.into_iter().filter(|(key, value)| found.remove(key).as_ref() != Some(value)).count();
+    wrong + found.len()
 }
