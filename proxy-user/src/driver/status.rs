@@ -67,7 +67,7 @@ pub enum NodeFate {
     Leaves,
 }
 
-/// A snapshot of the driver. Subscribers wake up only if a value that is part of `News` has changed.
+/// A snapshot of the driver. Subscribers wake up only if a value that is part of [`Status::news`] has changed.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, which others wait for")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
@@ -155,38 +155,20 @@ pub struct Status {
     pub drift: u64,
 }
 
-/// The values whose changes wake the subscribers.
-#[derive(Debug, PartialEq)]
-struct News {
-    facts: [bool; 7],
-    node: NodeFate,
-    udp_left: u64,
-    resets: u64,
-    health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
-    listen: BTreeSet<IpAddr>,
-    failed: Arc<Vec<Problem>>,
-}
-
 impl Status {
-    /// Returns the current values whose changes wake the subscribers.
-    fn news(&self) -> News {
-        News {
-            facts: [
-                self.services_listed,
-                self.slices_listed,
-                self.synced,
-                self.complete,
-                self.statics_synced,
-                self.needs_nodes.is_some(),
-                self.by_load > 0,
-            ],
-            node: self.node,
-            udp_left: self.udp_left,
-            resets: self.resets,
-            health_checks: Arc::clone(&self.health_checks),
-            listen: self.listen.clone(),
-            failed: Arc::clone(&self.failed),
-        }
+    /// Returns the values whose changes wake the subscribers.
+    fn news(&self) -> impl PartialEq + use<> {
+        let facts = [
+            self.services_listed,
+            self.slices_listed,
+            self.synced,
+            self.complete,
+            self.statics_synced,
+            self.needs_nodes.is_some(),
+            self.by_load > 0,
+        ];
+        let (health_checks, failed) = (Arc::clone(&self.health_checks), Arc::clone(&self.failed));
+        (facts, self.node, self.udp_left, self.resets, health_checks, self.listen.clone(), failed)
     }
 
     /// Whether a change waits for a sync.
@@ -242,7 +224,7 @@ impl Status {
     }
 }
 
-/// Changes the snapshot; wakes the subscribers if its `News` have changed.
+/// Changes the snapshot; wakes the subscribers if its [news](Status::news) have changed.
 pub(super) fn publish(sender: &watch::Sender<Status>, change: impl FnOnce(&mut Status)) {
     sender.send_if_modified(|status| {
         let before = status.news();
