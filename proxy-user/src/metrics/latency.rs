@@ -42,24 +42,16 @@ pub(super) fn encode(
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::collector::Collector;
     use prometheus_client::encoding::text::encode as encode_text;
     use prometheus_client::registry::Registry;
 
+    use super::super::sample::Scraped;
     use super::*;
-
-    #[derive(Debug)]
-    struct Measured(Vec<(Labels, LatencyEntry)>);
-
-    impl Collector for Measured {
-        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-            encode(&mut encoder, &self.0)
-        }
-    }
 
     fn text(services: Vec<(Labels, LatencyEntry)>) -> String {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Measured(services)));
+        registry
+            .register_collector(Box::new(Scraped(move |e: &mut DescriptorEncoder<'_>| encode(e, &services))));
         let mut text = String::new();
         encode_text(&mut text, &registry).unwrap();
         text

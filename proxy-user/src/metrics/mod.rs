@@ -6,27 +6,23 @@
 //!
 //! Source of the `kubeproxy_` names: pkg/proxy/metrics/metrics.go of Kubernetes 1.36.
 
-mod api_servers;
-mod audit;
+mod agent;
 pub mod bare;
 pub mod datapath;
 mod exemplars;
 mod latency;
-mod otlp;
 mod plain;
 mod process;
 pub mod recent;
-mod repairs;
 mod sample;
 mod sync;
-mod xdp;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::info::Info;
@@ -41,6 +37,7 @@ use bare::BareDevices;
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::{ApiServers, Watches};
 use recent::Recent;
+use sample::Scraped;
 
 /// The format of the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,37 +134,48 @@ impl Metrics {
         let build =
             BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::version::ABI_VERSION };
         registry.register("ballast_build", "Version of the agent", Info::new(build));
-        let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
-        let reset_sockets: Family<FamilyLabel, Counter> = Family::default();
-        let moved_sockets: Family<FamilyLabel, Counter> = Family::default();
-        for family in [IpFamily::V4, IpFamily::V6] {
-            // The counters exist from the start with zero, so that the first event is a change.
-            let label = FamilyLabel { ip_family: family.to_string() };
-            drop(ended_sockets.get_or_create(&label));
-            drop(reset_sockets.get_or_create(&label));
-            drop(moved_sockets.get_or_create(&label));
-        }
-        let help = "Connected UDP sockets that were closed because their endpoint was removed";
-        registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
-        let help = "Connected TCP sockets that were closed because their endpoint was removed (removal policy `reset`)";
-        registry.register("ballast_tcp_sockets_reset", help, Family::clone(&reset_sockets));
-        let marked_flows = Counter::default();
-        let help = "Flows marked to be reset at their next segment because their endpoint was removed (removal policy `reset`)";
-        registry.register("ballast_flows_reset", help, marked_flows.clone());
-        let help = "Idle TCP sockets that were closed so that they connect to endpoints that joined (annotation `ballast.io/rebalance`)";
-        registry.register("ballast_tcp_sockets_rebalanced", help, Family::clone(&moved_sockets));
-        let moved_flows = Counter::default();
-        let help = "Idle flows marked to be reset at their next request, so that they connect to endpoints that joined (annotation `ballast.io/rebalance`)";
-        registry.register("ballast_flows_rebalanced", help, moved_flows.clone());
-        let failed_sweeps = Counter::default();
-        let help = "Failed sweeps for sockets of removed endpoints; failed sweeps are retried";
-        registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
+        let mut by_family = |name, help| {
+            let counters = Family::<FamilyLabel, Counter>::default();
+            for family in [IpFamily::V4, IpFamily::V6] {
+                // The counters exist from the start with zero, so that the first event is a change.
+                drop(counters.get_or_create(&FamilyLabel { ip_family: family.to_string() }));
+            }
+            registry.register(name, help, Family::clone(&counters));
+            counters
+        };
+        let ended_sockets = by_family(
+            "ballast_udp_sockets_ended",
+            "Connected UDP sockets that were closed because their endpoint was removed",
+        );
+        let reset_sockets = by_family(
+            "ballast_tcp_sockets_reset",
+            "Connected TCP sockets that were closed because their endpoint was removed (removal policy `reset`)",
+        );
+        let moved_sockets = by_family(
+            "ballast_tcp_sockets_rebalanced",
+            "Idle TCP sockets that were closed so that they connect to endpoints that joined (annotation `ballast.io/rebalance`)",
+        );
+        let mut counter = |name, help| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let marked_flows = counter(
+            "ballast_flows_reset",
+            "Flows marked to be reset at their next segment because their endpoint was removed (removal policy `reset`)",
+        );
+        let moved_flows = counter(
+            "ballast_flows_rebalanced",
+            "Idle flows marked to be reset at their next request, so that they connect to endpoints that joined (annotation `ballast.io/rebalance`)",
+        );
+        let failed_sweeps = counter(
+            "ballast_udp_socket_sweep_failures",
+            "Failed sweeps for sockets of removed endpoints; failed sweeps are retried",
+        );
         let bare = Arc::<BareDevices>::default();
-        registry.register_collector(Box::new(sync::Sync(status)));
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs, of_services, Arc::clone(&bare))));
-        registry.register_collector(Box::new(process::Process));
         let (xdp, recent) = (Arc::default(), Recent::default());
-        Self {
+        let metrics = Self {
             registry,
             bpffs: bpffs.to_owned(),
             zero: exemplars::Zero::default(),
@@ -183,36 +191,44 @@ impl Metrics {
             recent,
             bare,
             servers: None,
-        }
+        };
+        // A copy, so that the driver does not wait until the metrics are written.
+        let status = move || status.borrow().clone();
+        metrics.with(move |encoder| sync::encode(encoder, &status())).with(process::encode)
+    }
+
+    /// Adds metrics that this function writes at each scrape.
+    fn with(
+        mut self,
+        write: impl Fn(&mut DescriptorEncoder<'_>) -> fmt::Result + Send + Sync + 'static,
+    ) -> Self {
+        self.registry.register_collector(Box::new(Scraped(write)));
+        self
     }
 
     /// Adds the counters of repairs.
     #[must_use]
-    pub fn with_repairs(mut self, repairs: Arc<Repairs>) -> Self {
-        self.registry.register_collector(Box::new(repairs::Put(repairs)));
-        self
+    pub fn with_repairs(self, repairs: Arc<Repairs>) -> Self {
+        self.with(move |encoder| agent::repairs(encoder, &repairs))
     }
 
     /// Adds the counters of audits.
     #[must_use]
-    pub fn with_audits(mut self, audits: Arc<Audits>) -> Self {
-        self.registry.register_collector(Box::new(audit::Found(audits)));
-        self
+    pub fn with_audits(self, audits: Arc<Audits>) -> Self {
+        self.with(move |encoder| agent::audits(encoder, &audits))
     }
 
     /// Adds the XDP modes of uplinks.
     #[must_use]
     pub fn with_xdp(mut self, devices: Arc<XdpDevices>) -> Self {
-        self.registry.register_collector(Box::new(xdp::Uplinks(Arc::clone(&devices))));
-        self.xdp = devices;
-        self
+        self.xdp = Arc::clone(&devices);
+        self.with(move |encoder| agent::xdp(encoder, &devices))
     }
 
     /// Adds the counters of exported and lost telemetry.
     #[must_use]
-    pub fn with_telemetry(mut self, counts: Arc<Counts>) -> Self {
-        self.registry.register_collector(Box::new(otlp::Telemetry(counts)));
-        self
+    pub fn with_telemetry(self, counts: Arc<Counts>) -> Self {
+        self.with(move |encoder| agent::telemetry(encoder, &counts))
     }
 
     /// Adds the metrics of the API servers.
@@ -222,10 +238,10 @@ impl Metrics {
         servers: watch::Receiver<ApiServers>,
         watches: watch::Receiver<Watches>,
     ) -> Self {
-        let collector = api_servers::ApiServersCollector { servers: servers.clone(), watches };
-        self.registry.register_collector(Box::new(collector));
-        self.servers = Some(servers);
-        self
+        self.servers = Some(servers.clone());
+        self.with(move |encoder| {
+            agent::api_servers(encoder, servers.borrow().clone(), watches.borrow().clone())
+        })
     }
 
     /// Returns the API servers, and which of them is active.

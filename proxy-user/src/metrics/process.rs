@@ -3,64 +3,38 @@
 use std::fmt;
 use std::fs;
 
-use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::sample::{counter, gauge};
 
-/// Reads `/proc/self` at each scrape.
-#[derive(Debug)]
-pub(super) struct Process;
-
-impl Collector for Process {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(parse) else {
-            return Ok(());
-        };
-        let e = &mut encoder;
-        let ticks = float(rustix::param::clock_ticks_per_second());
-        let seconds = |jiffies: u64| float(jiffies) / ticks;
-        let page = rustix::param::page_size() as u64;
-        counter(e, "process_cpu_seconds", "CPU time used", [(Vec::new(), seconds(stat.user + stat.system))])?;
-        gauge(
-            e,
-            "process_resident_memory_bytes",
-            "Memory in use",
-            [(Vec::new(), float(stat.resident_pages * page))],
-        )?;
-        gauge(
-            e,
-            "process_virtual_memory_bytes",
-            "Address space in use",
-            [(Vec::new(), float(stat.virtual_bytes))],
-        )?;
-        if let Some(boot) = fs::read_to_string("/proc/stat").ok().as_deref().and_then(boot_time) {
-            let start = float(boot) + seconds(stat.start);
-            gauge(
-                e,
-                "process_start_time_seconds",
-                "Start time in seconds since 1970",
-                [(Vec::new(), start)],
-            )?;
+/// Writes what `/proc/self` says.
+pub(super) fn encode(e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let Some(stat) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(parse) else {
+        return Ok(());
+    };
+    let ticks = float(rustix::param::clock_ticks_per_second());
+    let seconds = |jiffies: u64| float(jiffies) / ticks;
+    let page = rustix::param::page_size() as u64;
+    counter(e, "process_cpu_seconds", "CPU time used", [(Vec::new(), seconds(stat.user + stat.system))])?;
+    let boot = fs::read_to_string("/proc/stat").ok().as_deref().and_then(boot_time);
+    let files = fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    for (name, help, value) in [
+        ("process_resident_memory_bytes", "Memory in use", Some(float(stat.resident_pages * page))),
+        ("process_virtual_memory_bytes", "Address space in use", Some(float(stat.virtual_bytes))),
+        (
+            "process_start_time_seconds",
+            "Start time in seconds since 1970",
+            boot.map(|boot| float(boot) + seconds(stat.start)),
+        ),
+        ("process_open_fds", "Open file descriptors", files.map(|count| float(count as u64))),
+        ("process_max_fds", "Maximum number of open file descriptors", most.map(float)),
+    ] {
+        if let Some(value) = value {
+            gauge(e, name, help, [(Vec::new(), value)])?;
         }
-        if let Ok(entries) = fs::read_dir("/proc/self/fd") {
-            gauge(
-                e,
-                "process_open_fds",
-                "Open file descriptors",
-                [(Vec::new(), float(entries.count() as u64))],
-            )?;
-        }
-        if let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
-            gauge(
-                e,
-                "process_max_fds",
-                "Maximum number of open file descriptors",
-                [(Vec::new(), float(most))],
-            )?;
-        }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Returns the resident memory of this process in bytes.

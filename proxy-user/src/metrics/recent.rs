@@ -77,11 +77,11 @@ impl Recent {
         };
         let faults = Reason::ALL.iter().filter(|reason| reason.is_fault() && added(reason) > 0);
         let minutes = notes.len() - 1;
-        let tell = |reason: &Reason| {
+        let sentence = |reason: &Reason| {
             let (label, count) = (reason.label(), added(reason));
             format!("{count} x {label} in {minutes} min:{} {}", reason.explanation(), reason.advice())
         };
-        faults.map(tell).collect()
+        faults.map(sentence).collect()
     }
 }
 
@@ -94,13 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_for_ten_minutes_and_traffic_that_is_refused_is_none() {
+    fn a_fault_is_reported_for_ten_minutes_and_refused_traffic_is_none() {
         let recent = Recent::default();
         recent.add(counts(7, 1));
         assert_eq!(recent.faults(), Vec::<String>::new(), "the time of that is not known");
         recent.add(counts(9, 50));
-        let told = recent.faults();
-        assert!(told.len() == 1 && told[0].starts_with("2 x flow_table_full in 1 min:"), "{told:?}");
+        let sentences = recent.faults();
+        assert!(
+            sentences.len() == 1 && sentences[0].starts_with("2 x flow_table_full in 1 min:"),
+            "{sentences:?}"
+        );
         for _ in 0..9 {
             recent.add(counts(9, 50));
             assert_eq!(recent.faults().len(), 1);
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standing_fault_is_told_until_its_cause_takes_it_back() {
+    fn a_standing_fault_is_reported_until_its_cause_clears_it() {
         let recent = Recent::default();
         recent.set_standing("manifests", ["a".to_owned(), "b".to_owned()]);
         recent.set_standing("credentials", Some("c".to_owned()));

@@ -2,8 +2,24 @@
 
 use std::fmt;
 
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet};
 use prometheus_client::metrics::MetricType;
+
+/// Writes samples with this function, at each scrape.
+pub(super) struct Scraped<F>(pub F);
+
+impl<F> fmt::Debug for Scraped<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scraped")
+    }
+}
+
+impl<F: Fn(&mut DescriptorEncoder<'_>) -> fmt::Result + Send + Sync + 'static> Collector for Scraped<F> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        (self.0)(&mut encoder)
+    }
+}
 
 /// The labels of one sample.
 pub(super) type Labels = Vec<(&'static str, String)>;

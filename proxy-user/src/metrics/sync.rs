@@ -6,28 +6,19 @@
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use tokio::sync::watch;
 
 use super::sample::{Labels, counter, gauge};
 use crate::driver::{Histogram, Scale, Status};
 use proxy_core::model::net::IpFamily;
 use proxy_core::plan::Scope;
 
-/// Reads the snapshots that the driver publishes.
-#[derive(Debug)]
-pub(super) struct Sync(pub(super) watch::Receiver<Status>);
-
-impl Collector for Sync {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        // A copy, so that the driver does not wait until the metrics are written.
-        let status = self.0.borrow().clone();
-        kube(&mut encoder, &status)?;
-        programming(&mut encoder, &status)?;
-        ours(&mut encoder, &status)
-    }
+/// Writes the metrics of a snapshot that the driver has published.
+pub(super) fn encode(e: &mut DescriptorEncoder<'_>, status: &Status) -> fmt::Result {
+    kube(e, status)?;
+    programming(e, status)?;
+    ours(e, status)
 }
 
 fn programming(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error> {

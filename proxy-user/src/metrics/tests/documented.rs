@@ -39,26 +39,26 @@ fn rows(document: &str, heading: &str) -> Vec<(BTreeMap<String, Labels>, String)
 }
 
 #[test]
-fn every_metric_of_ours_is_told_with_its_labels() {
-    let told: BTreeMap<_, _> =
+fn every_metric_of_ours_is_documented_with_its_labels() {
+    let documented: BTreeMap<_, _> =
         rows("observability.md", "Watching").into_iter().flat_map(|(metrics, _)| metrics).collect();
     let mut ours = families();
     // Prometheus makes `up`.
     ours.retain(|name, _| !name.starts_with("kubeproxy_") && name != "up");
-    assert_eq!(told, ours);
+    assert_eq!(documented, ours);
 }
 
 #[test]
-fn kube_proxys_metrics_are_there_as_it_is_told() {
+fn kube_proxys_metrics_are_there_as_documented() {
     let rows = rows("compatibility.md", "Metrics");
-    let told = |is_there: bool| -> BTreeMap<_, _> {
+    let documented = |is_there: bool| -> BTreeMap<_, _> {
         let chosen = rows.iter().filter(|(_, meaning)| meaning.starts_with("the same") == is_there);
         chosen.flat_map(|(metrics, _)| metrics.clone()).collect()
     };
     let exported = families();
     let mut theirs = exported.clone();
     theirs.retain(|name, _| name.starts_with("kubeproxy_"));
-    assert_eq!(told(true), theirs);
-    let denied = told(false);
+    assert_eq!(documented(true), theirs);
+    let denied = documented(false);
     assert!(denied.len() > 10 && denied.keys().all(|name| !exported.contains_key(name)), "{denied:?}");
 }
