@@ -200,7 +200,7 @@ pub struct RunArgs {
         help_heading = "Health, metrics, logs"
     )]
     pub healthz_bind_address: Option<Listen>,
-    /// Address of the metrics server (/metrics, /proxyMode, /configz, /problems, /programmed, /xdp, /apiservers). Empty: no
+    /// Address of the metrics server (/metrics, /proxyMode, /configz, /status, /programmed). Empty: no
     /// metrics server.
     /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
     #[arg(

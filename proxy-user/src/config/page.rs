@@ -35,7 +35,7 @@ pub enum Shows {
     /// No page is served.
     #[default]
     Off,
-    /// The data of `/metrics` and `/problems`: rates by Service and by reason.
+    /// The data of `/metrics` and the problems of `/status`: rates by Service and by reason.
     Services,
     /// Also addresses of clients and endpoints, and examples of refusals.
     All,

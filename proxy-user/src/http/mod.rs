@@ -10,9 +10,7 @@
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
 //! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which version of each Service is programmed; kube-proxy has none |
-//! | | `/xdp` | which uplinks run the XDP program, and why others do not; kube-proxy has none |
-//! | | `/apiservers` | the API servers, and which of them is active; kube-proxy has none |
-//! | | `/problems` | the problems of objects, as a list of sentences in JSON; kube-proxy has none |
+//! | | `/status` | JSON: the problems of objects as sentences, the uplinks with their XDP modes, the API servers, resident memory; kube-proxy has none |
 //! | | `/configz` | the settings in effect, as JSON: Ballast's, and as kube-proxy would write them |
 //! | | `/`, `/page/...` | see [`crate::page`]; only with `--page`, kube-proxy has none |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
@@ -131,12 +129,9 @@ pub fn metrics_router(state: State) -> Router {
         .route("/healthz", any(ping))
         .route("/livez", any(ping))
         .route("/configz", get(configz))
-        .route("/apiservers", get(api_servers))
-        .route("/problems", get(problems))
+        .route("/status", get(agent_status))
         .route("/programmed", get(programmed::all))
         .route("/programmed/{namespace}/{name}", get(programmed::named))
-        .route("/xdp", get(xdp))
-        .route("/memory", get(memory))
         .layer(Extension(Turn::default()))
         .with_state(state);
     match page {
@@ -203,12 +198,12 @@ async fn readyz(extract::State(state): extract::State<State>) -> Response {
     };
     let lacks = |since| SystemTime::now().duration_since(since).is_ok_and(|time| time > state.patience);
     if let Some(device) = bare.filter(|device| lacks(device.since)) {
-        let reason = format!("the uplink {} has no packet programs; see /problems", device.name);
+        let reason = format!("the uplink {} has no packet programs; see /status", device.name);
         return text(StatusCode::SERVICE_UNAVAILABLE, reason);
     }
     let reason = match (synced, complete) {
         (_, true) => return text(StatusCode::OK, "ok".to_owned()),
-        (true, false) => format!("{failing} Service ports are not programmed yet; see /problems"),
+        (true, false) => format!("{failing} Service ports are not programmed yet; see /status"),
         (false, false) => "the first sync is not complete".to_owned(),
     };
     text(StatusCode::SERVICE_UNAVAILABLE, reason)
@@ -227,32 +222,24 @@ async fn configz(extract::State(state): extract::State<State>) -> Response {
     json(200, &*state.config)
 }
 
-/// For `ballast status`, because the maps do not show what is missing in them.
-async fn problems(
+/// For `ballast status`: what neither maps nor pins show.
+async fn agent_status(
     extract::State(state): extract::State<State>,
     Extension(turn): Extension<Turn>,
 ) -> Response {
     let build = move || {
-        let mut sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
-        sentences.extend(state.metrics.recent.faults());
-        json(200, &sentences)
+        let mut problems: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
+        problems.extend(state.metrics.recent.faults());
+        let State { metrics, .. } = state;
+        let status = serde_json::json!({
+            "problems": problems,
+            "xdp": metrics.xdp(),
+            "resident": metrics.resident(),
+            "apiServers": metrics.api_servers(),
+        });
+        json(200, &status)
     };
     in_turn(turn, build).await
-}
-
-/// For `ballast status`, because the pins do not show why an uplink has no XDP program.
-async fn xdp(extract::State(state): extract::State<State>) -> Response {
-    json(200, &state.metrics.xdp())
-}
-
-/// For `ballast status`: bytes of resident memory, or null.
-async fn memory(extract::State(state): extract::State<State>) -> Response {
-    json(200, &state.metrics.resident())
-}
-
-/// For `ballast status`.
-async fn api_servers(extract::State(state): extract::State<State>) -> Response {
-    json(200, &state.metrics.api_servers())
 }
 
 async fn scrape(

@@ -150,10 +150,10 @@ fn one(name: &ServiceName, known: &ProgrammedService, problems: &ByObject<'_>) -
 }
 
 fn edition(version: &Version) -> Edition {
-    let told = |text: &Opaque| (!text.is_empty()).then(|| text.to_string());
+    let non_empty = |text: &Opaque| (!text.is_empty()).then(|| text.to_string());
     Edition {
-        uid: told(&version.uid),
-        resource_version: told(&version.resource_version),
+        uid: non_empty(&version.uid),
+        resource_version: non_empty(&version.resource_version),
         generation: version.generation.map(NonZero::get),
     }
 }

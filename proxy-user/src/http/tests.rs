@@ -91,10 +91,12 @@ async fn what_is_wrong_with_which_object_can_be_asked() {
     };
     let status = Status { problems: vec![problem].into(), ..Status::default() };
     let address = start(metrics_router(state(status))).await;
-    let (code, head, body) = fetch(address, "/problems").await;
+    let (code, head, body) = fetch(address, "/status").await;
     assert_eq!(code, 200);
     assert!(head.contains("content-type: application/json"), "{head}");
-    assert_eq!(body, r#"["Service default/web: spec.clusterIPs[0]: \"10.96.0.300\" is no address"]"#);
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let problem = r#"Service default/web: spec.clusterIPs[0]: "10.96.0.300" is no address"#;
+    assert_eq!(body["problems"], serde_json::json!([problem]));
 }
 
 #[tokio::test]
@@ -140,7 +142,7 @@ async fn an_agent_is_ready_after_its_first_sync() {
     let short = Status { synced: true, failing: 16, ..Status::default() };
     let (code, _, body) = fetch(start(health_router(state(short))).await, "/readyz").await;
     assert_eq!(code, 503, "a sync that failed is not done");
-    assert_eq!(body, "16 Service ports are not programmed yet; see /problems");
+    assert_eq!(body, "16 Service ports are not programmed yet; see /status");
     let state = state(unwell());
     let metrics = Arc::clone(&state.metrics);
     let synced = start(health_router(state)).await;
@@ -252,7 +254,7 @@ async fn programmed(edition: &str) -> Programmed {
 }
 
 #[tokio::test]
-async fn what_is_programmed_is_told_with_its_edition() {
+async fn programmed_answers_with_the_version() {
     let problem =
         |object: &str| Problem { object: object.to_owned(), field: "f".to_owned(), message: "m".to_owned() };
     let problems =
@@ -296,7 +298,7 @@ async fn name_longer_than_any_service_gets_no_proposal() {
 
 #[tokio::test]
 async fn large_answer_delays_no_other_request() {
-    for path in ["/programmed", "/programmed/a/b", "/problems"] {
+    for path in ["/programmed", "/programmed/a/b", "/status"] {
         let status = watch::Sender::new(Status::default());
         let address =
             start(metrics_router(State { status: status.subscribe(), ..state(Status::default()) })).await;

@@ -103,7 +103,7 @@ export function merge(frames, only) {
     picture.isWaiting = false;
     if (frame.shows === "all") picture.shows = "all";
     for (const text of frame.problems) picture.problems.push({ node, text });
-    if (frame.moreProblems > 0) picture.problems.push({ node, text: `${frame.moreProblems} more: see /problems` });
+    if (frame.moreProblems > 0) picture.problems.push({ node, text: `${frame.moreProblems} more: see /status` });
     plus(picture.total, frame.total);
     picture.flows += frame.flows;
     picture.matching = Math.max(picture.matching, frame.matching);

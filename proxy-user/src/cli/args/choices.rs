@@ -77,7 +77,7 @@ choices! {
     }
     Shows {
         Off = "off": "No page",
-        Services = "services": "The data of /metrics and /problems: rates by Service and by reason",
+        Services = "services": "The data of /metrics and the problems of /status: rates by Service and by reason",
         All = "all": "Also addresses of clients and endpoints, and examples of refused connections",
     }
     SocketLb {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proxy_common::config::PortRange;
 
-use crate::cli::show::AgentState;
+use crate::cli::show::{AgentReport, AgentState};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::programs::{Attachment, Forbidden, MissingFeature};
@@ -201,8 +201,8 @@ pub enum ApiAccess {
 pub struct Installed {
     /// Whether the agent answers.
     pub agent: AgentState,
-    /// Problems that the agent reports; if it does not answer, the faults that the maps have counted.
-    pub problems: Vec<String>,
+    /// What the agent reports; if it does not answer, the problems are the faults that the maps have counted.
+    pub report: AgentReport,
     /// The agent's metrics; `None`: the agent was not queried, or does not answer.
     pub metrics: Option<AgentMetrics>,
     /// The maps, and the ABI version that the agent wrote (0: none); or why they cannot be read.

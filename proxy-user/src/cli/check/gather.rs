@@ -13,7 +13,7 @@ use super::facts::{
     AgentMetrics, ApiAccess, CheckFacts, Device, Environment, Installed, Kernel, Network, Others,
 };
 use super::{metrics, options};
-use crate::cli::show::{AgentState, AskError, ask, probe, problems};
+use crate::cli::show::{AgentState, AskError, ask, probe, report};
 use crate::cli::takeover;
 use crate::host::follow::Follower;
 use crate::host::netfilter::firewall;
@@ -186,14 +186,16 @@ pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
     };
     let maps = read();
     let names = devices::list().unwrap_or_default().into_iter().map(|device| (device.ifindex, device.name));
-    let mut problems =
-        if matches!(agent, AgentState::Answered { .. }) { problems(&agent) } else { faults(bpffs) };
+    let mut report = report(&agent);
+    if !matches!(agent, AgentState::Answered { .. }) {
+        report.problems = faults(bpffs);
+    }
     Installed {
         metrics: metrics(&agent).unwrap_or_else(|error| {
-            problems.push(error.to_string());
+            report.problems.push(error.to_string());
             None
         }),
-        problems,
+        report,
         is_denied: matches!(maps, Err(ViewError::Denied { .. })),
         owner: (!matches!(maps, Err(ViewError::Nothing { .. })))
             .then(|| programs::require_owner_of(bpffs).map_err(|error| error.to_string())),
@@ -208,10 +210,10 @@ pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
 fn faults(bpffs: &Path) -> Vec<String> {
     let reasons = View::open(bpffs).and_then(|view| view.reasons()).unwrap_or_default().into_iter();
     let faults = reasons.filter(|(reason, count)| reason.is_fault() && *count > 0);
-    let tell = |(reason, count): (Reason, u64)| {
+    let sentence = |(reason, count): (Reason, u64)| {
         format!("{count} x {}:{} {}", reason.label(), reason.explanation(), reason.advice())
     };
-    faults.map(tell).collect()
+    faults.map(sentence).collect()
 }
 
 /// Returns the agent's metrics; `None` if it does not answer, or has no metrics.

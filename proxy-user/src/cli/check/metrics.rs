@@ -80,9 +80,9 @@ ballast_program_attached{hook=\"ingress_3\",program=\"tc_ingress\",device=\"eth1
 ballast_program_attached{hook=\"sock_connect4\",program=\"sock_connect4\",device=\"\"} 0\n\
 ballast_api_audits_total{result=\"clean\"} 5\n\
 ballast_api_audits_total{result=\"failed\"} 1\n";
-        let told = read(text, 1010.5, Duration::from_secs(30));
+        let metrics = read(text, 1010.5, Duration::from_secs(30));
         assert_eq!(
-            told,
+            metrics,
             AgentMetrics {
                 version: Some("1.2.3".to_owned()),
                 sync_period: Duration::from_secs(30),

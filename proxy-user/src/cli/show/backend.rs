@@ -83,7 +83,7 @@ fn of_rows<'a>(
         }
         let endpoint = format!("{}/{}", row.socket, row.protocol);
         let place = place(row, snapshot, places);
-        let told = |text: fn(&Place) -> &Option<String>| {
+        let unless_empty = |text: fn(&Place) -> &Option<String>| {
             place.as_ref().and_then(|place| text(place).clone()).unwrap_or_else(|| "-".to_owned())
         };
         let cells = vec![
@@ -95,9 +95,9 @@ fn of_rows<'a>(
             snapshot.backend_stats.get(&id).copied().unwrap_or_default().to_string(),
             open(id, row, snapshot).map_or_else(|| "-".to_owned(), |count| count.to_string()),
             title(row.service, snapshot),
-            told(|place| &place.pod),
-            told(|place| &place.node),
-            told(|place| &place.zone),
+            unless_empty(|place| &place.pod),
+            unless_empty(|place| &place.node),
+            unless_empty(|place| &place.zone),
         ];
         let value = BackendJson { place, ..element(id, row, snapshot) };
         let key = format!("{id} {endpoint} {}", row.service);

@@ -9,7 +9,6 @@ use super::answer::CommandOutput;
 use super::backend::AskPlaces;
 use super::error::ShowError;
 use super::flow::FlowSelection;
-use super::probe::{api_servers, resident, xdp};
 use super::service::{ReportedState, ServiceProblems};
 use super::stats::Meter;
 use super::status::{Status, StatusFacts};
@@ -154,11 +153,7 @@ pub fn flows(command: &FlowCommand, ask: AskApi, out: &mut impl Write) -> Result
 /// `ballast status`: queries the agent, and reads the maps whether or not the agent answers.
 pub fn status(args: &StatusArgs) -> Result<CommandOutput, ShowError> {
     let bpffs = &args.reader.maps.bpffs;
-    let (mut installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
-    let (agent, problems) = (&installed.agent, &mut installed.problems);
-    let (xdp, api_servers) = (xdp(agent, problems), api_servers(agent, problems));
-    let resident = resident(agent, problems);
+    let (installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
     let status = Status::new(installed, others, StatusFacts::read(bpffs));
-    let status = status.with_xdp(xdp).with_resident(resident).with_api_servers(api_servers);
     Ok(CommandOutput { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })
 }

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{AskError, ShowError};
@@ -87,41 +88,30 @@ fn other_mode(address: SocketAddr) -> Option<String> {
     (is_mode && mode != PROXY_MODE).then_some(mode)
 }
 
-/// Returns the problems that the agent reports; empty if it does not answer, or is too old to report them.
-pub fn problems(agent: &AgentState) -> Vec<String> {
-    let mut unreadable = Vec::new();
-    let mut problems: Vec<String> = told(agent, "/problems", &mut unreadable);
-    problems.append(&mut unreadable);
-    problems
+/// What the agent reports at `/status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct AgentReport {
+    /// Problems of objects, as sentences.
+    pub problems: Vec<String>,
+    /// XDP on the uplinks.
+    pub xdp: Vec<XdpDevice>,
+    /// Resident memory of the agent in bytes.
+    pub resident: Option<u64>,
+    /// The API servers.
+    pub api_servers: ApiServers,
 }
 
-/// Returns what the agent reports about XDP on the uplinks; empty if it does not answer. Adds the reason to `problems` if its answer
-/// cannot be read.
-pub fn xdp(agent: &AgentState, problems: &mut Vec<String>) -> Vec<XdpDevice> {
-    told(agent, "/xdp", problems)
-}
-
-/// Returns the resident memory of the agent in bytes; `None` if it does not answer. Adds to `problems` like [`xdp`].
-pub fn resident(agent: &AgentState, problems: &mut Vec<String>) -> Option<u64> {
-    told(agent, "/memory", problems)
-}
-
-/// Returns what the agent reports about the API servers; empty if it does not answer. Adds to `problems` like [`xdp`].
-pub fn api_servers(agent: &AgentState, problems: &mut Vec<String>) -> ApiServers {
-    told(agent, "/apiservers", problems)
-}
-
-/// Returns the answer of an agent that answers; the default if it is too old to know the path.
-fn told<T: Default + DeserializeOwned>(agent: &AgentState, path: &str, problems: &mut Vec<String>) -> T {
-    let AgentState::Answered { address, .. } = agent else { return T::default() };
-    let told = ask(*address, path).and_then(|(status, body)| match status {
-        404 => Ok(T::default()),
-        _ => parse(*address, path, status, &body),
+/// Returns the report of an agent that answers; it is empty if the agent is too old to know the path. An answer that cannot be
+/// read is a problem.
+pub fn report(agent: &AgentState) -> AgentReport {
+    const PATH: &str = "/status";
+    let AgentState::Answered { address, .. } = agent else { return AgentReport::default() };
+    let report = ask(*address, PATH).and_then(|(status, body)| match status {
+        404 => Ok(AgentReport::default()),
+        _ => parse(*address, PATH, status, &body),
     });
-    told.unwrap_or_else(|error| {
-        problems.push(error.to_string());
-        T::default()
-    })
+    report.unwrap_or_else(|error| AgentReport { problems: vec![error.to_string()], ..AgentReport::default() })
 }
 
 /// Parses the answer to a path.
@@ -160,11 +150,11 @@ fn ask_within(
     patience: Duration,
     most: u64,
 ) -> Result<(u16, Vec<u8>), String> {
-    let told = |error: io::Error| match error.kind() {
+    let reason = |error: io::Error| match error.kind() {
         io::ErrorKind::WouldBlock => format!("no complete answer within {patience:?}"),
         _ => error.to_string(),
     };
-    let answer = send(address, path, patience, most).map_err(told)?;
+    let answer = send(address, path, patience, most).map_err(reason)?;
     if answer.len() as u64 > most {
         return Err(format!("the answer is longer than {most} bytes"));
     }

@@ -29,10 +29,6 @@ pub struct Status {
     installed: Installed,
     others: Others,
     facts: Result<StatusFacts, ViewError>,
-    xdp: Vec<XdpDevice>,
-    /// Resident memory of the agent in bytes.
-    resident: Option<u64>,
-    api_servers: ApiServers,
 }
 
 #[derive(Serialize)]
@@ -116,27 +112,8 @@ struct ReasonJson {
 
 impl Status {
     /// Creates the status from what is checked and from the facts that are only shown.
-    pub fn new(installed: Installed, others: Others, facts: Result<StatusFacts, ViewError>) -> Self {
-        let (xdp, resident, api_servers) = (Vec::new(), None, ApiServers::default());
-        Self { installed, others, facts, xdp, resident, api_servers }
-    }
-
-    /// Adds what the agent reports about XDP on the uplinks.
-    #[must_use]
-    pub fn with_xdp(self, xdp: Vec<XdpDevice>) -> Self {
-        Self { xdp, ..self }
-    }
-
-    /// Adds the resident memory of the agent, in bytes.
-    #[must_use]
-    pub fn with_resident(self, resident: Option<u64>) -> Self {
-        Self { resident, ..self }
-    }
-
-    /// Adds what the agent reports about the API servers.
-    #[must_use]
-    pub fn with_api_servers(self, api_servers: ApiServers) -> Self {
-        Self { api_servers, ..self }
+    pub const fn new(installed: Installed, others: Others, facts: Result<StatusFacts, ViewError>) -> Self {
+        Self { installed, others, facts }
     }
 
     /// Returns the problems, in sentences that say what to do: those of `ballast check`.
@@ -178,9 +155,9 @@ impl Status {
                 .map(|facts| facts.attachments.iter().map(attachment).collect())
                 .unwrap_or_default(),
             kernel_lacks: facts.map(|facts| &*facts.missing_features).unwrap_or_default(),
-            api_servers: &self.api_servers,
-            xdp: &self.xdp,
-            resident: self.resident,
+            api_servers: &self.installed.report.api_servers,
+            xdp: &self.installed.report.xdp,
+            resident: self.installed.report.resident,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
             node_ports: facts.map(|facts| &*facts.node_ports).unwrap_or_default(),
@@ -226,15 +203,15 @@ impl Status {
             }
             AgentState::Silent { address, .. } => writeln!(text, "Agent:      no answer at {address}"),
         };
-        let ApiServers { servers, active, failovers } = &self.api_servers;
+        let ApiServers { servers, active, failovers } = &self.installed.report.api_servers;
         if !servers.is_empty() {
             let asked = active.as_deref().unwrap_or("none answers");
             let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
         }
         if let Ok(facts) = &self.facts {
-            facts_text(&mut text, facts, self.resident, output);
+            facts_text(&mut text, facts, self.installed.report.resident, output);
         }
-        for (position, XdpDevice { device, mode, reason }) in self.xdp.iter().enumerate() {
+        for (position, XdpDevice { device, mode, reason }) in self.installed.report.xdp.iter().enumerate() {
             let label = if position == 0 { "XDP:" } else { "" };
             let _ = match mode {
                 AttachedXdp::None => writeln!(text, "{label:<10}  {device}: none, {reason}"),

@@ -270,7 +270,7 @@ fn installed(agent: AgentState, facts: &Result<StatusFacts, ViewError>) -> Insta
     let of = |facts: &StatusFacts| (facts.maps.clone(), facts.abi);
     Installed {
         agent,
-        problems: Vec::new(),
+        report: AgentReport::default(),
         metrics: None,
         maps: facts.as_ref().map(of).map_err(ToString::to_string),
         owner: Some(Ok(())),
@@ -803,21 +803,21 @@ fn a_status_when_all_is_well() {
 
 #[test]
 fn status_shows_the_active_api_server() {
-    let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
     let mut servers = ApiServers {
         servers: vec!["https://a:6443/".to_owned(), "https://b:6443/".to_owned()],
         ..ApiServers::default()
     };
-    let text = |servers: &ApiServers| {
+    let rendered = |api_servers: &ApiServers, output| {
         let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
-        let status = status_of(AgentState::NotAsked, nothing).with_api_servers(servers.clone());
-        status.render(Output::Text).unwrap()
+        let report = AgentReport { api_servers: api_servers.clone(), ..AgentReport::default() };
+        let installed = Installed { report, ..installed(AgentState::NotAsked, &nothing) };
+        Status::new(installed, Others::default(), nothing).render(output).unwrap()
     };
+    let text = |servers: &ApiServers| rendered(servers, Output::Text);
     assert!(text(&servers).contains("\nAPI server: none answers, of 2; 0 failovers\n"));
     (servers.active, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
     assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
-    let status = status_of(AgentState::NotAsked, nothing).with_api_servers(servers);
-    assert!(status.render(Output::Json).unwrap().contains("\"active\": \"https://b:6443/\""));
+    assert!(rendered(&servers, Output::Json).contains("\"active\": \"https://b:6443/\""));
 }
 
 #[test]
@@ -1093,19 +1093,20 @@ fn answers_once(reply: &'static str) -> (SocketAddr, JoinHandle<String>) {
 }
 
 #[rstest]
-#[case::something_is_wrong("HTTP/1.1 200 OK\r\nx: y\r\n\r\n[\"Service a/b: c\"]", &["Service a/b: c"])]
-#[case::all_is_well("HTTP/1.1 200 OK\r\n\r\n[]", &[])]
+#[case::something_is_wrong("HTTP/1.1 200 OK\r\nx: y\r\n\r\n{\"problems\": [\"Service a/b: c\"]}", &["Service a/b: c"])]
+#[case::all_is_well("HTTP/1.1 200 OK\r\n\r\n{}", &[])]
 #[case::an_older_agent("HTTP/1.1 404 Not Found\r\n\r\n", &[])]
-#[case::cut("HTTP/1.1 200 OK\r\n\r\n[\"Service", &["cannot read /problems of the agent at"])]
+#[case::cut("HTTP/1.1 200 OK\r\n\r\n{\"problems\": [\"Service", &["cannot read /status of the agent at"])]
 fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expected: &[&str]) {
     let (address, thread) = answers_once(reply);
-    let told = problems(&AgentState::Answered { address, status: 200 });
-    assert!(thread.join().unwrap().starts_with("GET /problems HTTP/1.1\r\n"));
-    assert_eq!(told.len(), expected.len());
-    assert!(told.iter().zip(expected).all(|(told, expected)| told.starts_with(expected)), "{told:?}");
+    let report = report(&AgentState::Answered { address, status: 200 });
+    let found = &report.problems;
+    assert!(thread.join().unwrap().starts_with("GET /status HTTP/1.1\r\n"));
+    assert_eq!(found.len(), expected.len());
+    assert!(found.iter().zip(expected).all(|(found, expected)| found.starts_with(expected)), "{found:?}");
     let before = status_of(well(), Ok(facts())).problems().len();
     let facts = Ok(facts());
-    let installed = Installed { problems: told, ..installed(well(), &facts) };
+    let installed = Installed { report, ..installed(well(), &facts) };
     let status = Status::new(installed, Others::default(), facts);
     assert_eq!(status.problems().len(), before + expected.len());
 }

@@ -23,13 +23,11 @@ use proxy_core::model::lookup::Places;
 pub(super) type Part = (String, Result<Vec<u8>, String>);
 
 /// Paths of the agent's HTTP server, and the file for each answer.
-const ANSWERS: [(&str, &str); 6] = [
+const ANSWERS: [(&str, &str); 4] = [
     ("/metrics", "agent/metrics.txt"),
     ("/configz", "agent/configz.json"),
     ("/healthz", "agent/healthz.txt"),
-    ("/problems", "agent/problems.json"),
-    ("/apiservers", "agent/apiservers.json"),
-    ("/xdp", "agent/xdp.json"),
+    ("/status", "agent/status.json"),
 ];
 
 /// Files of the system.

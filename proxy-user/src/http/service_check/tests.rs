@@ -12,17 +12,17 @@ use tokio::time::timeout;
 struct Node {
     status: watch::Sender<Status>,
     server: JoinHandle<()>,
-    told: mpsc::Receiver<Notice>,
+    events: mpsc::Receiver<Notice>,
 }
 
 impl Node {
     fn start() -> Self {
         let listen = BTreeSet::from([IpAddr::V4(Ipv4Addr::LOCALHOST)]);
         let status = watch::Sender::new(Status { listen, ..Status::default() });
-        let (notices, told) = mpsc::channel(8);
+        let (notices, events) = mpsc::channel(8);
         let state = State { status: status.subscribe(), notices, ..state(Status::default()) };
         let server = tokio::spawn(serve(state));
-        Self { status, server, told }
+        Self { status, server, events }
     }
 
     /// Sets a Service with this health check port and `local` ready endpoints on this node.
@@ -147,7 +147,7 @@ async fn a_taken_port_is_tried_again() {
     let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut node = Node::start();
     node.service("web", port, 1);
-    node.told.recv().await.unwrap();
+    node.events.recv().await.unwrap();
     drop(taken);
     tokio::time::pause();
     tokio::time::advance(RETRY).await;
@@ -178,7 +178,7 @@ async fn health_check_port_in_use_is_sent_as_an_event() {
     let port = taken.local_addr().unwrap().port();
     let mut node = Node::start();
     node.service("a", port, 1);
-    let notice = node.told.recv().await.unwrap();
+    let notice = node.events.recv().await.unwrap();
     assert_eq!(notice.reason, "FailedToStartServiceHealthcheck");
     let begin = format!("node node-a failed to start healthcheck \"shop/a\" on port {port}: ");
     assert!(notice.note.starts_with(&begin), "{}", notice.note);

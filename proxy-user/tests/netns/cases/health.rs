@@ -73,7 +73,7 @@ fn too_many(fixture: &Fixture) -> Result<()> {
     let more = folder.join("more.yaml");
     fs::write(&more, (1..=20).map(service).collect::<String>())?;
     answers(fixture, 503, 200, 200).context("it has been ready, and is not restarted")?;
-    let problems = agent::get(&fixture.node, 10_249, "/problems")?.1;
+    let problems = agent::get(&fixture.node, 10_249, "/status")?.1;
     ensure!(problems.contains("--max-frontends"), "{problems}");
     works(fixture)?;
     fixture.kill()?;
@@ -105,7 +105,7 @@ fn frozen(fixture: &Fixture) -> Result<()> {
         .context("cannot freeze `services`")?;
     folder.put(ONE)?;
     answers(fixture, 503, 200, 200)?;
-    let problems = agent::get(&fixture.node, 10_249, "/problems")?.1;
+    let problems = agent::get(&fixture.node, 10_249, "/status")?.1;
     ensure!(problems.contains("default/web"), "{problems}");
     // Nevertheless, the removed endpoint gets no new connections.
     for (path, client) in fixture.clients() {

@@ -73,7 +73,7 @@ fn ranges(fixture: &Fixture) -> Result<()> {
     put(fixture, "198.51.100.0/24")?;
     eventually(SOON, || is_well(fixture))?;
     put_greedy(fixture, 17_000)?;
-    let problems = || agent::get(&fixture.node, 10_249, "/problems").map(|(_, body)| body);
+    let problems = || agent::get(&fixture.node, 10_249, "/status").map(|(_, body)| body);
     eventually(SOON, || {
         let problems = problems()?;
         ensure!(problems.contains("tenant/greedy") && problems.contains("--max-source-ranges"), "{problems}");

@@ -71,7 +71,7 @@ fn agent(installed: &Installed) -> CheckLine {
 }
 
 fn problems(installed: &Installed) -> CheckLine {
-    match (installed.problems.as_slice(), &installed.agent) {
+    match (installed.report.problems.as_slice(), &installed.agent) {
         ([], AgentState::Answered { .. }) => CheckLine::pass(PROBLEMS, "the agent reports no problem"),
         ([], AgentState::NotAsked) => {
             CheckLine::pass(PROBLEMS, "not checked: its metrics server is switched off")

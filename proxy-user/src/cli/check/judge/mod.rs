@@ -78,7 +78,7 @@ pub fn problems(installed: &Installed, others: &Others) -> Vec<String> {
     lines.push(others::kube_proxy(others, false));
     lines.retain(|line| line.outcome != CheckResult::Pass);
     let sentences = lines.into_iter().flat_map(|line| match line.check {
-        PROBLEMS => installed.problems.clone(),
+        PROBLEMS => installed.report.problems.clone(),
         // The error says what to do.
         MAPS if installed.maps.is_err() => vec![line.seen],
         _ => vec![format!("{}; {}", line.seen, line.advice)],

@@ -10,7 +10,7 @@ use rstest::rstest;
 
 use super::{CHECKS, CheckLine, CheckResult, judge, some};
 use crate::cli::check::facts::{AgentMetrics, ApiAccess, CheckFacts, Device, Installed};
-use crate::cli::show::AgentState;
+use crate::cli::show::{AgentReport, AgentState};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::programs::hooks::SOCKET_HOOKS;
@@ -74,7 +74,7 @@ fn well() -> CheckFacts {
     attachments.push(attachment("tcx_egress_7", "tc_egress", Some(7)));
     facts.installed = Some(Installed {
         agent: AgentState::Answered { address: address(), status: 200 },
-        problems: Vec::new(),
+        report: AgentReport::default(),
         metrics: Some(AgentMetrics {
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             synced: true,
@@ -241,7 +241,7 @@ fn rules() -> KubeProxyRules {
 #[case::problems_unknown("problems", Warn, "not known", |f: &mut CheckFacts| {
     installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
 })]
-#[case::failure("problems", Warn, "no room", |f: &mut CheckFacts| installed(f).problems = vec!["no room".to_owned()])]
+#[case::failure("problems", Warn, "no room", |f: &mut CheckFacts| installed(f).report.problems = vec!["no room".to_owned()])]
 #[case::lost("socket-programs", Fail, "1 of 12 socket programs are not attached: sock_recvmsg4", |f: &mut CheckFacts| {
     installed(f).attachments.remove(0);
 })]
