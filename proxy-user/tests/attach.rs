@@ -87,9 +87,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
 fn after_a_lost_bpffs_each_hook_has_one_program() {
     on_node(|node| {
         let device = veth("v0");
-        let first = node.start();
-        first.attach_sockets().unwrap();
-        first.attach_device(device, false).unwrap();
+        let first = node.serve(device);
         let before = socket_links(node);
         let packets = links_on_device(device);
         drop(first);
@@ -114,9 +112,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
 fn a_second_link_of_ours_on_a_hook_goes() {
     on_node(|node| {
         let device = veth("v0");
-        let first = node.start();
-        first.attach_sockets().unwrap();
-        first.attach_device(device, false).unwrap();
+        let first = node.serve(device);
         drop(first);
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
         // Without CAP_SYS_ADMIN, an agent cannot search links by id: it does not find the old links, and attaches new ones.
@@ -149,9 +145,7 @@ fn programs_of_others_survive_everything() {
         let theirs = [on_socket.info().unwrap(), on_packet.info().unwrap()];
 
         for _ in 0..2 {
-            let agent = node.start();
-            agent.attach_sockets().unwrap();
-            agent.attach_device(device, false).unwrap();
+            let agent = node.serve(device);
             assert_eq!(
                 (node.links_on_cgroup().len(), links_on_device(device).len()),
                 (SOCKET_HOOKS.len() + 1, 3)
@@ -229,9 +223,7 @@ fn foreign_link(device: u32) -> Link {
 fn cleanup_leaves_nothing_and_finds_nothing_the_second_time() {
     on_node(|node| {
         let device = veth("v0");
-        let agent = node.start();
-        agent.attach_sockets().unwrap();
-        agent.attach_device(device, false).unwrap();
+        let agent = node.serve(device);
         let refused = cleanup(&node.bpffs, None);
         assert!(matches!(refused, Err(Error::InUse { .. })), "an agent runs: {refused:?}");
         drop(agent);
@@ -255,9 +247,7 @@ fn cleanup_leaves_nothing_and_finds_nothing_the_second_time() {
 fn cleanup_works_with_no_more_than_the_bpffs() {
     on_node(|node| {
         let device = veth("v0");
-        let agent = node.start();
-        agent.attach_sockets().unwrap();
-        agent.attach_device(device, false).unwrap();
+        let agent = node.serve(device);
         drop(agent);
         fs::remove_file(node.ballast().join("services")).unwrap();
         fs::remove_dir_all(node.ballast().join(version())).unwrap();

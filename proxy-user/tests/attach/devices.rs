@@ -63,9 +63,7 @@ fn pins_of_calls_stay_while_packet_programs_use_them() {
             let entries = fs::read_dir(&folder).unwrap();
             entries.map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>()
         };
-        let first = node.start();
-        first.attach_sockets().unwrap();
-        first.attach_device(device, false).unwrap();
+        let first = node.serve(device);
         let of_first = pinned();
         assert_eq!(of_first.len(), 1);
         drop(first);
@@ -161,9 +159,7 @@ fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
 fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
     on_node(|node| {
         let device = veth("v0");
-        let agent = node.start();
-        agent.attach_sockets().unwrap();
-        agent.attach_device(device, false).unwrap();
+        let agent = node.serve(device);
         let (bpffs, cgroup) = (node.bpffs.join("other"), node.cgroup.join("other"));
         fs::create_dir(&bpffs).unwrap();
         fs::create_dir(&cgroup).unwrap();

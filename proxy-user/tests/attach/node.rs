@@ -83,6 +83,14 @@ impl Node {
         Programs::start(&self.settings()).unwrap()
     }
 
+    /// Starts an agent that attaches all programs, packet programs to this device.
+    pub fn serve(&self, device: u32) -> Programs {
+        let agent = self.start();
+        agent.attach_sockets().unwrap();
+        agent.attach_device(device, false).unwrap();
+        agent
+    }
+
     pub fn start_with(&self, packet_hook: PacketHook) -> Programs {
         Programs::start(&Settings { packet_hook, ..self.settings() }).unwrap()
     }
