@@ -247,11 +247,11 @@ async fn serve(
         tasks.spawn_optional(credentials::follow(connection, report));
     }
     let uplinks = programs.xdp_devices().follow();
-    tasks.spawn_optional(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
-    tasks.spawn_optional(notices::tell_problems(status.clone(), notices));
+    tasks.spawn_optional(notices::report_xdp(uplinks, config.paths.xdp, notices.clone()));
+    tasks.spawn_optional(notices::report_problems(status.clone(), notices));
     tasks.spawn_optional(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let swept_by = Arc::clone(&metrics);
-    let tell = move |swept: &sockets::Swept| {
+    let report = move |swept: &sockets::Swept| {
         let metrics = &swept_by;
         sockets_stay.store(swept.failure.is_some(), Ordering::Relaxed);
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
@@ -261,10 +261,10 @@ async fn serve(
             metrics.failed_socket_sweep();
         }
     };
-    tasks.spawn_optional(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
+    tasks.spawn_optional(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), report));
     let counted = Arc::clone(&metrics);
-    let tell = move |moved: &Moved| counted.moved(&moved.sockets, moved.flows);
-    tasks.spawn_optional(rebalance::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
+    let report = move |moved: &Moved| counted.moved(&moved.sockets, moved.flows);
+    tasks.spawn_optional(rebalance::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), report));
     tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("flow tables", problems);

@@ -371,12 +371,12 @@ fn end_each(
 }
 
 /// Runs until the driver ends. Sweeps after the first sync, for endpoints that were removed while no agent ran, and after
-/// each sync that removed UDP endpoints or marked endpoints for a reset. Calls `tell` after every sweep.
+/// each sync that removed UDP endpoints or marked endpoints for a reset. Calls `report` after every sweep.
 pub async fn run(
     programs: Arc<Programs>,
     bpffs: PathBuf,
     mut status: watch::Receiver<Status>,
-    tell: impl Fn(&Swept),
+    report: impl Fn(&Swept),
 ) {
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
@@ -397,7 +397,7 @@ pub async fn run(
         }
     };
     let sweep = move || sweeper.sweep();
-    keep_sweeping(sweep, status, |status| status.udp_left + status.resets, tell).await;
+    keep_sweeping(sweep, status, |status| status.udp_left + status.resets, report).await;
 }
 
 /// Sweeps at the start and whenever the count of removed endpoints has changed, each time once more [`LATER`], and again after
@@ -406,7 +406,7 @@ async fn keep_sweeping<S>(
     mut sweep: impl FnMut() -> Swept + Send + 'static,
     mut status: watch::Receiver<S>,
     count_left: fn(&S) -> u64,
-    tell: impl Fn(&Swept),
+    report: impl Fn(&Swept),
 ) {
     let (mut done, mut retry, mut later, mut failures) = (None, None::<Instant>, None::<Instant>, 0);
     loop {
@@ -425,7 +425,7 @@ async fn keep_sweeping<S>(
             let Ok((back, swept)) = spawn_blocking(work).await else { return };
             sweep = back;
             note(&swept, failures);
-            tell(&swept);
+            report(&swept);
             done = Some(left);
             failures = if swept.failure.is_some() { failures + 1 } else { 0 };
             retry = (failures > 0).then(|| Instant::now() + pause(failures));
@@ -498,12 +498,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn removed_endpoint_is_swept_once_more_later() {
         let (status, follows) = watch::channel(0);
-        let (sender, mut told) = mpsc::unbounded_channel();
-        let tell = move |_: &Swept| {
+        let (sender, mut swept) = mpsc::unbounded_channel();
+        let report = move |_: &Swept| {
             let _ = sender.send(());
         };
-        let task = tokio::spawn(keep_sweeping(Swept::default, follows, |left| *left, tell));
-        let mut count = || std::iter::from_fn(|| told.try_recv().ok()).count();
+        let task = tokio::spawn(keep_sweeping(Swept::default, follows, |left| *left, report));
+        let mut count = || std::iter::from_fn(|| swept.try_recv().ok()).count();
         for _ in 0..2 {
             sleep(LATER / 2).await;
             assert_eq!(count(), 1, "at the start, and after a change");
@@ -520,7 +520,7 @@ mod tests {
     #[tokio::test]
     async fn a_sweep_that_failed_is_made_again_until_one_succeeds() {
         let (status, follows) = watch::channel(0);
-        let (sender, mut told) = mpsc::unbounded_channel();
+        let (sender, mut sweeps) = mpsc::unbounded_channel();
         let mut count = 0;
         let sweep = move || {
             count += 1;
@@ -528,15 +528,15 @@ mod tests {
             Swept { namespaces: count, failure, ..Swept::default() }
         };
         let began = Instant::now();
-        let tell = move |swept: &Swept| {
+        let report = move |swept: &Swept| {
             let _ = sender.send((swept.namespaces, swept.failure.is_some()));
         };
-        let task = tokio::spawn(keep_sweeping(sweep, follows, |left| *left, tell));
-        assert_eq!(told.recv().await, Some((1, true)));
-        assert_eq!(told.recv().await, Some((2, false)), "nothing has changed, and it is made again");
+        let task = tokio::spawn(keep_sweeping(sweep, follows, |left| *left, report));
+        assert_eq!(sweeps.recv().await, Some((1, true)));
+        assert_eq!(sweeps.recv().await, Some((2, false)), "nothing has changed, and it is made again");
         assert!(began.elapsed() >= FIRST_RETRY);
         status.send_modify(|left| *left += 1);
-        assert_eq!(told.recv().await, Some((3, false)));
+        assert_eq!(sweeps.recv().await, Some((3, false)));
         drop(status);
         task.await.unwrap();
     }

@@ -60,9 +60,9 @@ fn fetch_release(old: &Path) -> Result<PathBuf> {
     };
     let module = format!("golang.org/toolchain@v0.0.1-go{VERSION}.linux-{arch}");
     log::step(format_args!("{} is too old: fetch Go {VERSION} as a module", old.display()));
-    let told = Cmd::new(old).args(["mod", "download", "-json", &module]).dir("/").read()?;
+    let output = Cmd::new(old).args(["mod", "download", "-json", &module]).dir("/").read()?;
     let module: Module =
-        serde_json::from_str(&told).context("`go mod download` printed something unexpected")?;
+        serde_json::from_str(&output).context("`go mod download` printed something unexpected")?;
     // Modules contain no file modes, so their programs are not executable.
     for folder in ["bin", "pkg/tool"] {
         make_runnable(&module.dir.join(folder))?;

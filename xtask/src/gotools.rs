@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_kubernetes_is_told_its_version() {
+    fn only_kubernetes_gets_its_version() {
         let flags = KUBE_PROXY.link_flags("v1.37.2");
         for part in ["component-base/version.gitVersion=v1.37.2 ", "pkg/version.gitMajor=1 ", ".gitMinor=37"]
         {

@@ -226,8 +226,8 @@ pub(super) fn is_success(status: Option<&Status>) -> bool {
 
 /// Returns why a process that printed no message has failed.
 pub(super) fn failure(status: Option<Status>) -> String {
-    let told = status.and_then(|status| status.message).filter(|message| !message.is_empty());
-    told.unwrap_or_else(|| "`ballast` failed in the agent's pod".to_owned())
+    let reason = status.and_then(|status| status.message).filter(|message| !message.is_empty());
+    reason.unwrap_or_else(|| "`ballast` failed in the agent's pod".to_owned())
 }
 
 /// Reads the output of a process; more than [`MOST`] bytes are an error.

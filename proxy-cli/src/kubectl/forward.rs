@@ -58,11 +58,11 @@ pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<
         (Ok(answer), _) => answer,
         (Err(error), refused) => {
             // If the node reports the reason, it does so before the connection ends.
-            let told = match refused {
+            let reason = match refused {
                 Some(refused) => refused.await,
                 None => None,
             };
-            return Err(told.map_or_else(|| cannot(&error), |told| cannot(&told.trim())));
+            return Err(reason.map_or_else(|| cannot(&error), |reason| cannot(&reason.trim())));
         }
     };
     let status = answer.status();

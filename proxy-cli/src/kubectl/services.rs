@@ -174,11 +174,11 @@ fn difference(one: &Frontend, most: &Frontend) -> String {
     if one.policy != most.policy {
         return format!("policy {}", one.policy);
     }
-    let told = |word: &str, endpoints: Vec<&SocketAddr>| {
+    let phrase = |word: &str, endpoints: Vec<&SocketAddr>| {
         (!endpoints.is_empty()).then(|| format!("{word} {}", cell(endpoints)))
     };
-    let lacks = told("does not have", most.endpoints.difference(&one.endpoints).collect());
-    let has = told("also has", one.endpoints.difference(&most.endpoints).collect());
+    let lacks = phrase("does not have", most.endpoints.difference(&one.endpoints).collect());
+    let has = phrase("also has", one.endpoints.difference(&most.endpoints).collect());
     let verdict = (one.verdict != most.verdict).then(|| format!("{} clients", does(&one.verdict)));
     [lacks, has, verdict].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }

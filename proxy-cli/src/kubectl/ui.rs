@@ -63,9 +63,9 @@ impl Nodes {
     /// Returns the history of one agent.
     async fn history_of(&self, agent: &Agent, path: &str) -> Result<HistoryAnswer, String> {
         let asked = async {
-            let told = forward::get(&self.cluster, agent, path).await?;
-            let status = told.status;
-            let text = told.text().await?;
+            let response = forward::get(&self.cluster, agent, path).await?;
+            let status = response.status;
+            let text = response.text().await?;
             if status != StatusCode::OK {
                 return Err(text);
             }

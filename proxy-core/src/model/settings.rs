@@ -205,12 +205,12 @@ impl FlowTimeouts {
     /// Returns the defaults, replaced by the timeouts that kube-proxy's settings set for netfilter, rounded to seconds.
     pub fn of_conntrack(conntrack: &Conntrack) -> Self {
         let default = Self::default();
-        let told = |timeout: Option<Duration>, default| timeout.map_or(default, Self::seconds_rounded_up);
+        let seconds = |timeout: Option<Duration>, default| timeout.map_or(default, Self::seconds_rounded_up);
         Self {
-            tcp_established: told(conntrack.tcp_established, default.tcp_established),
-            tcp_close_wait: told(conntrack.tcp_close_wait, default.tcp_close_wait),
-            udp: told(conntrack.udp, default.udp),
-            udp_stream: told(conntrack.udp_stream, default.udp_stream),
+            tcp_established: seconds(conntrack.tcp_established, default.tcp_established),
+            tcp_close_wait: seconds(conntrack.tcp_close_wait, default.tcp_close_wait),
+            udp: seconds(conntrack.udp, default.udp),
+            udp_stream: seconds(conntrack.udp_stream, default.udp_stream),
             ..default
         }
     }

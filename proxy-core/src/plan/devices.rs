@@ -139,8 +139,8 @@ fn has_network(device: &HostDevice, pods: &[IpNet]) -> bool {
 fn pod_ranges(node: &NodeView, detect: &DetectLocal) -> Vec<IpNet> {
     let mut ranges = node.pod_cidrs.clone();
     if let DetectLocal::ClusterCidr(all) = detect {
-        let is_told = |range: &&IpNet| node.pod_cidrs.iter().any(|told| family(told) == family(range));
-        ranges.extend(all.iter().filter(|range| !is_told(range)));
+        let has_family = |range: &&IpNet| node.pod_cidrs.iter().any(|known| family(known) == family(range));
+        ranges.extend(all.iter().filter(|range| !has_family(range)));
     }
     ranges
 }

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_leaves_no_room_is_told() {
+    fn a_range_that_leaves_no_room_is_a_problem() {
         let ours = snat_ports(&[PortRange::new(1_024, 65_535)], NodeSettings::default().node_ports);
         let found = messages((1_024, 65_535), ours);
         assert!(

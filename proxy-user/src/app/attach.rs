@@ -160,7 +160,7 @@ async fn wait_until_filled<F>(mut status: watch::Receiver<Status>, other_proxy: 
 where
     F: Future<Output = bool>,
 {
-    let mut is_told = false;
+    let mut is_logged = false;
     while status.wait_for(|status| status.synced || status.statics_synced).await.is_ok() {
         // One guard only: a second one would wait for the driver, which waits until the first one is dropped.
         let has_enough = {
@@ -170,7 +170,7 @@ where
         if has_enough || !other_proxy().await {
             return;
         }
-        if !std::mem::replace(&mut is_told, true) {
+        if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!(
                 failing = status.borrow().failing,
                 "some Service ports are not programmed, and kube-proxy's rules serve this node: the programs are attached \
@@ -225,9 +225,12 @@ mod tests {
             let problem = (number != 3).then(|| format!("cannot attach tc_ingress to device veth{number}"));
             (number, DeviceState { name: format!("veth{number}"), is_bare: problem.is_some(), problem })
         };
-        let told = problems_of(&Some((1..=9).map(state).collect()));
-        assert_eq!(told.len(), 7);
-        assert!(told[0].ends_with("device veth1") && told[5].starts_with("3 more devices"), "{told:?}");
+        let problems = problems_of(&Some((1..=9).map(state).collect()));
+        assert_eq!(problems.len(), 7);
+        assert!(
+            problems[0].ends_with("device veth1") && problems[5].starts_with("3 more devices"),
+            "{problems:?}"
+        );
         assert!(problems_of(&None).is_empty());
     }
 

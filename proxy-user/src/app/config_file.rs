@@ -91,15 +91,15 @@ mod tests {
             Options { config: Some(path), hostname_override: Some("n".to_owned()), ..Options::default() };
         assert!(RunConfig::new(options.clone()).is_ok(), "the first text can be used");
         let problem = Arc::new(Mutex::new(None));
-        let told = Arc::clone(&problem);
-        let report = move |problem| *told.lock().unwrap() = problem;
+        let reported = Arc::clone(&problem);
+        let report = move |problem| *reported.lock().unwrap() = problem;
         let mut watched = tokio::spawn(until_changed(options, TEXT.to_owned(), report));
         sleep(Duration::from_millis(100)).await;
         for version in ["b", "c", "d"] {
             put(version);
             assert!(timeout(Duration::from_secs(2), &mut watched).await.is_err(), "{version} cannot be used");
-            let told = problem.lock().unwrap().take().unwrap_or_default();
-            assert!(told.contains("runs with the previous text"), "{version}: {told}");
+            let reported = problem.lock().unwrap().take().unwrap_or_default();
+            assert!(reported.contains("runs with the previous text"), "{version}: {reported}");
         }
         *problem.lock().unwrap() = Some("d".to_owned());
         put("a");

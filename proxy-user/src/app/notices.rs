@@ -14,7 +14,7 @@ use crate::programs::{AttachedXdp, Xdp, XdpDevice};
 
 /// Sends an event for each new problem of a Service on this node. Problems of the object itself are not sent: every
 /// node would send the same event. If the queue is full, events are lost; the log has all of them.
-pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Sender<Notice>) {
+pub async fn report_problems(mut status: watch::Receiver<Status>, sender: mpsc::Sender<Notice>) {
     let mut before: Arc<Vec<Problem>> = Arc::default();
     loop {
         let after = Arc::clone(&status.borrow_and_update().failed);
@@ -34,14 +34,14 @@ pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Se
 
 /// Sends an event with the XDP mode of each uplink, each time that it changes. The event is a warning if `--xdp` names
 /// a mode and an uplink has none.
-pub async fn tell_xdp(
+pub async fn report_xdp(
     mut devices: watch::Receiver<BTreeMap<u32, XdpDevice>>,
     wanted: Xdp,
     sender: mpsc::Sender<Notice>,
 ) {
     loop {
-        let told = uplinks(&devices.borrow_and_update(), wanted);
-        if let Some(notice) = told {
+        let notice = uplinks(&devices.borrow_and_update(), wanted);
+        if let Some(notice) = notice {
             let _ = sender.try_send(notice);
         }
         if devices.changed().await.is_err() {
@@ -86,15 +86,15 @@ mod tests {
             mode,
             reason: reason.to_owned(),
         };
-        let (devices, (sender, mut told)) = (watch::Sender::new(BTreeMap::new()), mpsc::channel(8));
-        let task = tokio::spawn(tell_xdp(devices.subscribe(), Xdp::Native, sender));
+        let (devices, (sender, mut events)) = (watch::Sender::new(BTreeMap::new()), mpsc::channel(8));
+        let task = tokio::spawn(report_xdp(devices.subscribe(), Xdp::Native, sender));
         let mut all = BTreeMap::from([(2, of("eth0", AttachedXdp::Native, ""))]);
         devices.send_replace(all.clone());
-        let notice = told.recv().await.unwrap();
+        let notice = events.recv().await.unwrap();
         assert_eq!((notice.warning, &*notice.note), (false, "XDP on uplinks: eth0: native"));
         all.insert(3, of("eth1", AttachedXdp::None, "the driver does not support XDP"));
         devices.send_replace(all.clone());
-        let notice = told.recv().await.unwrap();
+        let notice = events.recv().await.unwrap();
         let note = "XDP on uplinks: eth0: native; eth1: none (the driver does not support XDP)";
         assert_eq!((notice.warning, &*notice.note), (true, note));
         drop(devices);
@@ -105,8 +105,8 @@ mod tests {
     #[tokio::test]
     async fn event_is_sent_when_a_problem_of_a_service_begins() {
         let status = watch::Sender::new(Status::default());
-        let (sender, mut told) = mpsc::channel(8);
-        let task = tokio::spawn(tell_problems(status.subscribe(), sender));
+        let (sender, mut events) = mpsc::channel(8);
+        let task = tokio::spawn(report_problems(status.subscribe(), sender));
         let problems = vec![problem("EndpointSlice shop/a-1"), problem("Service shop/a")];
         let of_the_object = problem("Service shop/c");
         status.send_modify(|status| {
@@ -115,12 +115,12 @@ mod tests {
         });
         let expected =
             Notice::not_programmed(ServiceName::new("shop", "a"), "spec.ports: no room".to_owned());
-        assert_eq!(told.recv().await, Some(expected));
+        assert_eq!(events.recv().await, Some(expected));
         // The unchanged problems cause no event; the next event is for the new problem.
         status.send_modify(|status| status.services += 1);
         tokio::task::yield_now().await;
         status.send_modify(|status| Arc::make_mut(&mut status.failed).push(problem("Service shop/b")));
-        let next = told.recv().await.unwrap();
+        let next = events.recv().await.unwrap();
         assert_eq!(next.about, proxy_core::model::notice::Subject::Service(ServiceName::new("shop", "b")));
         drop(status);
         task.await.unwrap();

@@ -51,14 +51,14 @@ pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status:
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
-    let (sample, mut is_told) = (settings.otlp_sample, false);
+    let (sample, mut is_logged) = (settings.otlp_sample, false);
     loop {
         // Set when this task is dropped, which the thread does not notice by itself.
         let ending = Ending::default();
         let noted = Arc::clone(&ending.0);
         let (queue, bpffs) = (queue.clone(), config.bpffs.clone());
         match spawn_blocking(move || follow(&queue, &bpffs, sample, &noted)).await {
-            Ok(Err(error)) if !std::mem::replace(&mut is_told, true) => {
+            Ok(Err(error)) if !std::mem::replace(&mut is_logged, true) => {
                 tracing::warn!(%error, "cannot export events; retrying");
             }
             Ok(Err(_)) => {}

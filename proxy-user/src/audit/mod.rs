@@ -117,7 +117,7 @@ pub async fn run(
         drop(span);
         audits.note(&result);
         match result {
-            Ok(differences) => tell(&differences),
+            Ok(differences) => log(&differences),
             Err(AuditError::Ending) => return,
             Err(error) => {
                 tracing::warn!(%error, "cannot compare what is programmed with the API server");
@@ -136,7 +136,7 @@ async fn audit(
     Ok(Differences { objects, frontends: frontends::audit(maps, driver).await? })
 }
 
-fn tell(differences: &Differences) {
+fn log(differences: &Differences) {
     if differences.is_empty() {
         tracing::debug!("no difference between what is programmed and the API server");
         return;

@@ -256,7 +256,7 @@ async fn an_object_that_goes_on_changing_is_no_difference() {
     sleep(turn("node", PERIOD) + GRACE / 2).await;
     bench.api.set(with(6));
     sleep(GRACE).await;
-    assert_eq!((bench.differences(), bench.maps.counts()), (vec![], vec![3, 3]), "the watch will tell");
+    assert_eq!((bench.differences(), bench.maps.counts()), (vec![], vec![3, 3]), "the watch reports it");
 }
 
 #[tokio::test(start_paused = true)]

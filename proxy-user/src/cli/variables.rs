@@ -51,9 +51,9 @@ mod tests {
     #[test]
     fn a_mistyped_variable_is_named_with_the_nearest_setting() {
         let of = |name: &str| unknown([(name.to_owned(), "1".to_owned())], &["BALLAST_LOG"]);
-        let told = of("BALLAST_MAX_FLOW").join("");
-        assert!(told.starts_with("the environment variable BALLAST_MAX_FLOW is no setting"), "{told}");
-        assert!(told.contains("did you mean BALLAST_MAX_FLOWS"), "{told}");
+        let problem = of("BALLAST_MAX_FLOW").join("");
+        assert!(problem.starts_with("the environment variable BALLAST_MAX_FLOW is no setting"), "{problem}");
+        assert!(problem.contains("did you mean BALLAST_MAX_FLOWS"), "{problem}");
         for name in ["BALLAST_MAX_FLOWS", "BALLAST_LOG", "BALLAST_NAMESPACE", "PATH", "OTHER_MAX_FLOW"] {
             assert_eq!(of(name), Vec::<String>::new(), "{name}");
         }

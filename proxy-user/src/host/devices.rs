@@ -85,9 +85,9 @@ pub struct XdpProgram {
     pub mode: Option<XdpMode>,
 }
 
-fn read_xdp(told: &[LinkXdp]) -> Option<XdpProgram> {
+fn read_xdp(attributes: &[LinkXdp]) -> Option<XdpProgram> {
     let (mut program, mut mode) = (None, None);
-    for one in told {
+    for one in attributes {
         match one {
             LinkXdp::Attached(XdpAttached::Driver) => mode = Some(XdpMode::Native),
             LinkXdp::Attached(XdpAttached::SocketBuffer) => mode = Some(XdpMode::Generic),
@@ -163,7 +163,7 @@ fn read(link: &LinkMessage) -> Option<Device> {
                 device.mac = <[u8; 6]>::try_from(&address[..]).map_or(0, proxy_common::node::mac);
             }
             LinkAttribute::Controller(index) => device.master = Some(*index),
-            LinkAttribute::Xdp(told) => device.xdp = read_xdp(told),
+            LinkAttribute::Xdp(xdp) => device.xdp = read_xdp(xdp),
             LinkAttribute::Link(index) => device.below = Some(*index),
             LinkAttribute::LinkNetNsId(_) => device.below_elsewhere = true,
             LinkAttribute::Mtu(mtu) => device.mtu = *mtu,

@@ -111,12 +111,12 @@ mod tests {
     fn visitor_gets_the_result_of_entering_the_namespace() {
         let mut namespaces = Namespaces::default();
         namespaces.add(1, || File::open("/proc/self/stat"));
-        let told = in_each(&namespaces, |entered| entered.map_err(|error| error.kind()));
-        assert_eq!(told, [Ok(()), Err(io::ErrorKind::InvalidInput)]);
+        let results = in_each(&namespaces, |entered| entered.map_err(|error| error.kind()));
+        assert_eq!(results, [Ok(()), Err(io::ErrorKind::InvalidInput)]);
     }
 
     #[test]
-    fn namespace_that_cannot_be_opened_is_told_unless_its_process_has_ended() {
+    fn namespace_that_cannot_be_opened_is_an_error_unless_its_process_has_ended() {
         let mut namespaces = Namespaces::default();
         namespaces.add(1, || File::open("/proc/self/stat"));
         namespaces.add(1, || Err(io::Error::from_raw_os_error(libc::EIO)));

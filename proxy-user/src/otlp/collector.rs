@@ -58,14 +58,14 @@ impl Collector {
         let (answer, posted) =
             (Arc::<Mutex<CollectorReply>>::default(), Arc::<Mutex<Vec<Posted>>>::default());
         let asked = Arc::<AtomicUsize>::default();
-        let (told, noted, count) = (Arc::clone(&answer), Arc::clone(&posted), Arc::clone(&asked));
+        let (reply, noted, count) = (Arc::clone(&answer), Arc::clone(&posted), Arc::clone(&asked));
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (told, noted, count) = (Arc::clone(&told), Arc::clone(&noted), Arc::clone(&count));
+                let (reply, noted, count) = (Arc::clone(&reply), Arc::clone(&noted), Arc::clone(&count));
                 let service = service_fn(move |request| {
-                    let answered = answered(request, Arc::clone(&told), Arc::clone(&noted));
+                    let answered = answered(request, Arc::clone(&reply), Arc::clone(&noted));
                     let count = Arc::clone(&count);
                     async move {
                         let answer = answered.await;
@@ -102,13 +102,13 @@ impl Collector {
 
 async fn answered(
     request: Request<Incoming>,
-    told: Arc<Mutex<CollectorReply>>,
+    reply: Arc<Mutex<CollectorReply>>,
     noted: Arc<Mutex<Vec<Posted>>>,
 ) -> Result<Response<Full<Bytes>>, hyper::Error> {
     let (parts, body) = request.into_parts();
     assert_eq!(parts.headers["content-type"], "application/json");
     let body = body.collect().await?.to_bytes();
-    let answer = told.lock().unwrap().clone();
+    let answer = reply.lock().unwrap().clone();
     tokio::time::sleep(answer.after).await;
     if answer.status == 200 {
         let authorization =

@@ -75,9 +75,9 @@ mod tests {
 
     #[test]
     fn variables_win_over_what_is_known() {
-        let told =
+        let variables =
             [("k8s.node.name".to_owned(), "n2".to_owned()), ("service.name".to_owned(), "x".to_owned())];
-        let of = |name| Resource::new(name, &told, Some("n1")).attributes;
+        let of = |name| Resource::new(name, &variables, Some("n1")).attributes;
         assert_eq!(of(None).get("service.name"), Some(&Value::from("x")));
         assert_eq!(of(Some("y")).get("service.name"), Some(&Value::from("y")));
         assert_eq!(of(Some("")).get("k8s.node.name"), Some(&Value::from("n2")));

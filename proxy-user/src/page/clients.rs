@@ -110,14 +110,14 @@ mod tests {
         ];
         let flows = [&old[..], &new].concat();
         let found = clients(&flows, &mut known, 2.0);
-        let told: Vec<_> = found
+        let counts: Vec<_> = found
             .iter()
             .map(|one| (one.address.to_string(), one.service, one.open, one.begun.to_string()))
             .collect();
         let expected =
             |client: &str, service, open, begun: &str| (client.to_owned(), service, open, begun.to_owned());
         assert_eq!(
-            told,
+            counts,
             [
                 expected("10.0.0.2", 7, 1, "1"),
                 expected("10.0.0.1", 7, 1, "0"),

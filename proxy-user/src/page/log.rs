@@ -125,8 +125,8 @@ mod tests {
         assert_eq!(log.answer(KEY), HistoryAnswer { interval: 15, last: 101, points: vec![busy] });
         // Two points were missed. The third one has no traffic either.
         log.add(Some(after), at(1_560));
-        let told = log.answer(KEY);
-        assert_eq!((told.last, told.points), (104, vec![busy, [0.0; 4], [0.0; 4], [0.0; 4]]));
+        let history = log.answer(KEY);
+        assert_eq!((history.last, history.points), (104, vec![busy, [0.0; 4], [0.0; 4], [0.0; 4]]));
         assert_eq!(log.answer("").points.len(), 4);
         assert_eq!(log.answer("default/other/TCP/IPv4").points, Vec::<[f32; 4]>::new());
         log.add(None, at(1_575));
@@ -146,12 +146,12 @@ mod tests {
             stats.connections += u64::from(number) * log.interval.as_secs();
             log.add(Some(counters.clone()), at(15_000 + u64::from(number) * 15));
             for service in ["", KEY] {
-                let told = log.answer(service);
-                let rates: Vec<f32> = told.points.iter().map(|point| point[0]).collect();
+                let history = log.answer(service);
+                let rates: Vec<f32> = history.points.iter().map(|point| point[0]).collect();
                 let first = number.saturating_sub(HISTORY_POINTS) + 1;
                 let expected: Vec<f32> =
                     (first..=number).map(|number| f32::from(u16::try_from(number).unwrap())).collect();
-                assert_eq!((told.last, rates), (1_000 + u64::from(number), expected), "{service}");
+                assert_eq!((history.last, rates), (1_000 + u64::from(number), expected), "{service}");
             }
         }
         assert_eq!(log.answer(KEY).points.len(), 4 * 60, "four points a minute");

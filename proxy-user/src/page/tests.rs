@@ -12,7 +12,7 @@ use crate::config::page::{PageSettings, Shows};
 use crate::rates::tests::{endpoint, service, two_looks};
 use crate::rates::{Counters, Rates};
 
-fn told(rates: Result<Rates, String>, shows: Shows, query: &PageQuery) -> Value {
+fn frame_of(rates: Result<Rates, String>, shows: Shows, query: &PageQuery) -> Value {
     let problems = (0..25).map(|number| format!("problem {number}")).collect();
     let (clients, examples) = (Vec::new(), Examples::new());
     let sample = Sample { at: std::time::SystemTime::UNIX_EPOCH, rates, clients, examples, problems };
@@ -23,14 +23,14 @@ fn told(rates: Result<Rates, String>, shows: Shows, query: &PageQuery) -> Value 
 fn addresses_are_shown_only_if_enabled() {
     let (before, after) = two_looks();
     let rates = || Ok(Rates::between(Some(&before), &after));
-    let open = told(rates(), Shows::All, &PageQuery::default());
+    let open = frame_of(rates(), Shows::All, &PageQuery::default());
     let row = &open["services"][0];
     assert_eq!(row["key"], "default/web:http/TCP/IPv4");
     assert_eq!((&row["frontends"], &row["count"]), (&json!(["10.96.0.3:80"]), &json!(2)));
     assert_eq!(row["endpoints"][0]["address"], "10.244.0.1:8080", "the busiest first");
     assert_eq!(row["bySockets"], 20.0, "no packet has begun a connection");
     assert_eq!((open["problems"].as_array().unwrap().len(), &open["moreProblems"]), (20, &json!(5)));
-    let closed = told(rates(), Shows::Services, &PageQuery::default());
+    let closed = frame_of(rates(), Shows::Services, &PageQuery::default());
     let row = &closed["services"][0];
     assert_eq!(
         (&row["frontends"], &row["endpoints"], &row["bySockets"]),
@@ -40,8 +40,8 @@ fn addresses_are_shown_only_if_enabled() {
     assert!(!closed.to_string().contains("10.244."), "{closed}");
     // A search must not reveal addresses either.
     let by_address = PageQuery { filter: "10.96.0.3".to_owned(), ..PageQuery::default() };
-    assert_eq!(told(rates(), Shows::All, &by_address)["matching"], 1);
-    assert_eq!(told(rates(), Shows::Services, &by_address)["matching"], 0);
+    assert_eq!(frame_of(rates(), Shows::All, &by_address)["matching"], 1);
+    assert_eq!(frame_of(rates(), Shows::Services, &by_address)["matching"], 0);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn an_event_is_bounded_and_has_what_is_asked_for() {
     }
     for name in ["default/s250:http/TCP/IPv4", "default/s250:http"] {
         let query = PageQuery { service: name.to_owned(), ..PageQuery::default() };
-        let event = told(Ok(Rates::between(None, &counters)), Shows::All, &query);
+        let event = frame_of(Ok(Rates::between(None, &counters)), Shows::All, &query);
         let services = event["services"].as_array().unwrap();
         assert_eq!((services.len(), &event["matching"]), (201, &json!(255)));
         let endpoints = |row: &Value| row["endpoints"].as_array().unwrap().len();
@@ -67,7 +67,7 @@ fn an_event_is_bounded_and_has_what_is_asked_for() {
         );
     }
     let filtered = PageQuery { filter: "S01".to_owned(), ..PageQuery::default() };
-    assert_eq!(told(Ok(Rates::between(None, &counters)), Shows::All, &filtered)["matching"], 10);
+    assert_eq!(frame_of(Ok(Rates::between(None, &counters)), Shows::All, &filtered)["matching"], 10);
 }
 
 fn agent(history: Duration) -> Agent {

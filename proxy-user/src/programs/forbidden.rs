@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_namespace_is_told_by_its_map_of_users() {
+    fn user_namespace_is_recognised_by_its_map_of_users() {
         assert_eq!(Forbidden::of("         0          0 4294967295\n"), Forbidden::Policy);
         for map in ["         0       1000          1\n", "0 1000 1\n1 100000 65536\n", "0 65536 65536\n"] {
             assert_eq!(Forbidden::of(map), Forbidden::UserNamespace, "{map}");

@@ -148,9 +148,9 @@ fn rates_show_ejections_and_trials() {
     after.snapshot.ejected.insert(1, 7);
     after.on_trial.insert(2);
     let rates = Rates::between(Some(&before), &after);
-    let told: Vec<_> =
+    let events: Vec<_> =
         rates.services[0].endpoints.iter().map(|row| (row.ejected_seconds, row.on_trial)).collect();
-    assert_eq!(told, [(Some(7), false), (None, true)]);
+    assert_eq!(events, [(Some(7), false), (None, true)]);
 }
 
 fn busy(ids: &[u32]) -> Rates {

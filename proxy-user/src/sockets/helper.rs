@@ -54,7 +54,7 @@ pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
     // The agent leaves connected UDP sockets of pods untranslated unless a process has this lock, which can end them.
     let folder = lock_of(&bpffs);
     let held = Mutex::new(None);
-    let tell = |swept: &Swept| {
+    let report = |swept: &Swept| {
         let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
         if swept.failure.is_some() {
             *held = None;
@@ -71,21 +71,21 @@ pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
     let mover = Mover::new(view.clone(), iterators, Reach::All, false);
     tracing::info!(bpffs = %bpffs.display(), "closing connected sockets whose endpoint is removed");
     tokio::select! {
-        () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, tell) => Ok(()),
+        () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, report) => Ok(()),
         () = keep_moving(mover, REBALANCE_PERIOD, || Some(true), |_| ()) => Ok(()),
         ended = follow(&maps, &view, known, &left) => ended,
     }
 }
 
 async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, StandaloneError> {
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         if let Some(maps) = CurrentMaps::find(bpffs)? {
             return Ok(maps);
         }
-        if !is_told {
+        if !is_logged {
             tracing::info!(bpffs = %bpffs.display(), "waiting for an agent of this version to attach programs");
-            is_told = true;
+            is_logged = true;
         }
         sleep(PATIENCE).await;
     }

@@ -175,12 +175,12 @@ impl Mover {
     }
 }
 
-/// Runs until the driver ends. Moves connections while it says that endpoints joined; calls `tell` after each round.
+/// Runs until the driver ends. Moves connections while it says that endpoints joined; calls `report` after each round.
 pub async fn run(
     programs: Arc<Programs>,
     bpffs: PathBuf,
     status: watch::Receiver<Status>,
-    tell: impl Fn(&Moved),
+    report: impl Fn(&Moved),
 ) {
     let iterators = Iterators::new(move |which| programs.socket_iterator(which));
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
@@ -192,7 +192,7 @@ pub async fn run(
         }
     };
     let is_due = || status.has_changed().is_ok().then(|| status.borrow().rebalances > 0);
-    keep_moving(mover, PERIOD, is_due, tell).await;
+    keep_moving(mover, PERIOD, is_due, report).await;
 }
 
 /// Runs rounds while there are Services whose connections move, and looks for such Services every `period` while `is_due`; ends when
@@ -201,7 +201,7 @@ pub(super) async fn keep_moving(
     mut mover: Mover,
     period: Duration,
     is_due: impl Fn() -> Option<bool>,
-    tell: impl Fn(&Moved),
+    report: impl Fn(&Moved),
 ) {
     let mut has_failed = false;
     loop {
@@ -226,7 +226,7 @@ pub(super) async fn keep_moving(
                         "idle connections move to endpoints that joined"
                     );
                 }
-                tell(&moved);
+                report(&moved);
                 has_failed = false;
             }
             Err(error) => {

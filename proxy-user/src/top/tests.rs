@@ -184,7 +184,7 @@ fn while_it_is_paused_nothing_moves() {
 }
 
 #[test]
-fn an_agent_that_is_away_and_maps_that_are_gone_are_told() {
+fn absent_agent_and_absent_maps_are_shown() {
     let mut top = sampled(Screen::Services);
     let address = "127.0.0.1:10249".parse().unwrap();
     top.take(Sample { agent: AgentState::Silent { address, reason: "refused".into() }, ..sample(8) });

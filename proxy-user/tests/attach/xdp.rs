@@ -68,8 +68,8 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
         assert_eq!(xdp_on(ifindex).unwrap().mode, Some(XdpMode::Generic));
         drop(third);
         let last = start(Xdp::Auto);
-        let told = pass(&last, ifindex).unwrap();
-        assert!(told.mode == AttachedXdp::None && told.reason.contains("virtual"), "{told:?}");
+        let state = pass(&last, ifindex).unwrap();
+        assert!(state.mode == AttachedXdp::None && state.reason.contains("virtual"), "{state:?}");
         assert!(xdp_on(ifindex).is_none() && !pin.exists());
     });
 }
@@ -86,10 +86,10 @@ fn a_foreign_xdp_program_is_left_alone() {
         let link = foreign.attach_to_if_index(ifindex, AyaMode::Driver).unwrap();
         let id = foreign.info().unwrap().id();
         for _ in 0..2 {
-            let told = pass(&programs, ifindex).unwrap();
+            let state = pass(&programs, ifindex).unwrap();
             assert!(
-                told.mode == AttachedXdp::None && told.reason.contains("does not replace it"),
-                "{told:?}"
+                state.mode == AttachedXdp::None && state.reason.contains("does not replace it"),
+                "{state:?}"
             );
             assert_eq!(xdp_on(ifindex).map(|xdp| xdp.program), Some(id));
         }
@@ -106,8 +106,11 @@ fn device_that_refuses_xdp_is_reported_and_cleanup_detaches_the_others() {
         let ifindex = uplink(&programs);
         run("ip link add br0 type bridge");
         run("ip link set up0 master br0");
-        let told = pass(&programs, ifindex).unwrap();
-        assert!(told.mode == AttachedXdp::None && told.reason.contains("port of another device"), "{told:?}");
+        let state = pass(&programs, ifindex).unwrap();
+        assert!(
+            state.mode == AttachedXdp::None && state.reason.contains("port of another device"),
+            "{state:?}"
+        );
         run("ip link set up0 nomaster");
         assert_eq!(pass(&programs, ifindex).unwrap().mode, AttachedXdp::Native);
         drop(programs);

@@ -56,7 +56,7 @@ fn family_of(addr: IpAddr) -> Family {
 }
 
 /// Writes the `NODE_ADDR_*` bits of an address.
-fn tell(harness: &Harness, addr: IpAddr, bits: u32) {
+fn set_node_addr(harness: &Harness, addr: IpAddr, bits: u32) {
     match addr {
         IpAddr::V4(addr) => {
             let map = aya::maps::Map::HashMap(harness.map(names::NODE_ADDRS));
@@ -75,8 +75,8 @@ fn tell(harness: &Harness, addr: IpAddr, bits: u32) {
 fn begin(family: Family, outer: Family, harness: &mut Harness) {
     for known in [family, outer] {
         know(known, harness);
-        tell(harness, node_addr(known), NODE_ADDR_PORTS | NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
-        tell(harness, other(known), NODE_ADDR_INTERNAL);
+        set_node_addr(harness, node_addr(known), NODE_ADDR_PORTS | NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
+        set_node_addr(harness, other(known), NODE_ADDR_INTERNAL);
     }
     harness.configure(|config| config.flags |= CONFIG_DSR);
     let row = TunnelRow { addr: other(outer), source: node_addr(outer) };
@@ -88,7 +88,7 @@ fn end(harness: &mut Harness) {
     harness.write(&[Write::Tunnel(NUMBER, None)]);
     harness.configure(|config| config.flags &= !CONFIG_DSR);
     for family in Family::BOTH {
-        tell(harness, node_addr(family), NODE_ADDR_PORTS);
+        set_node_addr(harness, node_addr(family), NODE_ADDR_PORTS);
     }
     forget(harness);
 }
@@ -226,14 +226,14 @@ fn too_big(family: Family, harness: &mut Harness) {
         );
         let seen = comes_in(harness, &packet.payload(longest + 1).bytes());
         assert_eq!(seen.verdict, REDIRECT);
-        let told = if family == Family::V4 {
+        let mtu = if family == Family::V4 {
             let icmp = &seen.packet[ETHERNET + 20..];
             u32::from(u16::from_be_bytes([icmp[6], icmp[7]]))
         } else {
             let icmp = &seen.packet[ETHERNET + 40..];
             u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]])
         };
-        assert_eq!(told as usize, 1_400 - header, "what is left for the packet");
+        assert_eq!(mtu as usize, 1_400 - header, "what is left for the packet");
         assert_eq!(harness.reasons(), [(Reason::PacketTooBig, 1)]);
         harness.forget_flows();
         harness.zero_reasons();

@@ -264,8 +264,8 @@ fn unreachable(family: Family, harness: &mut Harness) {
     let second = goes_to(harness, &syn);
     assert_ne!(first, second);
     let seen = harness.run(Hook::Egress, &error(&syn, second, gone));
-    let told = syn.error(router, gone, [0; 4], syn.segment_at() - ETHERNET + 8);
-    assert_eq!((seen.verdict, seen.packet), (NEXT, told));
+    let expected = syn.error(router, gone, [0; 4], syn.segment_at() - ETHERNET + 8);
+    assert_eq!((seen.verdict, seen.packet), (NEXT, expected));
 }
 
 fn silent(family: Family, harness: &mut Harness) {

@@ -15,7 +15,7 @@ use crate::packet::{Packet, SYN, TCP};
 
 #[rustfmt::skip]
 pub const SCENARIOS: [Scenario; 4] = [
-    Scenario { name: "an event has all fields", flows: 64, test: tells },
+    Scenario { name: "an event has all fields", flows: 64, test: has_all_fields },
     Scenario { name: "every listener gets all refusals, and a sample of new flows", flows: 64, test: several },
     Scenario { name: "a full ring loses events and counts them", flows: 64, test: full },
     Scenario { name: "the lease of a killed listener expires", flows: 64, test: killed },
@@ -60,7 +60,7 @@ fn services(family: Family) -> [Service; 3] {
     ]
 }
 
-fn tells(family: Family, harness: &mut Harness) {
+fn has_all_fields(family: Family, harness: &mut Harness) {
     let [web, empty, local] = services(family);
     harness.serve(&[web.clone(), empty.clone(), local.clone()]);
     // Without a listener, nothing is recorded.

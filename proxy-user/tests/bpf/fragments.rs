@@ -14,7 +14,7 @@ use crate::tables::proto_name;
 
 pub const SCENARIOS: [Scenario; 7] = [
     Scenario { name: "all fragments go where the first one goes", flows: 256, test: together },
-    Scenario { name: "fragments of two packets are told apart", flows: 256, test: apart },
+    Scenario { name: "fragments of two packets are kept apart", flows: 256, test: apart },
     Scenario { name: "fragments out of order", flows: 256, test: out_of_order },
     Scenario { name: "fragments that overlap, and tiny ones", flows: 256, test: overlapping },
     Scenario { name: "fragments to a Service without endpoints", flows: 256, test: refused },

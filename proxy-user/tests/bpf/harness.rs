@@ -649,7 +649,7 @@ impl Harness {
     /// Fills one of the two possible buckets of a key with stale slots.
     pub fn crowd(&self, flow: &Tracked, side: Side, which: usize) {
         let (mut index, hash, numbers) = self.buckets(flow, side);
-        // The slots have another tag, so that the key's own slot can be told apart. They refer to the last entry, which is
+        // The slots have another tag, so that the key's own slot differs. They refer to the last entry, which is
         // not in use.
         assert_ne!(tag(!hash), tag(hash));
         let stale = slot_of(tag(!hash), self.flows - 1);

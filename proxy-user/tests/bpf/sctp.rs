@@ -312,9 +312,9 @@ fn own_errors(family: Family, harness: &mut Harness) {
     let big = Packet { flags: ACK, fragment: 0x4000, ..init }.payload(1500);
     let seen = leaves(harness, &big);
     let mtu = [0, 0, 5, 0x78];
-    let mut told = big.error(big.dst.ip(), kind, mtu, 128);
-    told[..12].rotate_left(6);
-    assert_eq!((seen.verdict, seen.packet), (REDIRECT, told));
+    let mut expected = big.error(big.dst.ip(), kind, mtu, 128);
+    expected[..12].rotate_left(6);
+    assert_eq!((seen.verdict, seen.packet), (REDIRECT, expected));
     assert_eq!(harness.reasons(), [(Reason::PacketTooBig, 1)]);
     forget(harness);
 }

@@ -216,15 +216,15 @@ fn errors(family: Family, harness: &mut Harness) {
         let (seen, answer) = (first.from(source).to(pod), first.back());
         for (from, becomes) in [(pod.ip(), orig_dst.ip()), (router, router)] {
             let error = |packet: &Packet, from| packet.error(from, kind, mtu, 1000);
-            let told = harness.run_on(Hook::Ingress, &error(&seen, from), Some(uplink()));
-            assert_eq!(told.verdict, REDIRECT);
-            assert_eq!(told.packet, by_gateway(error(&first, becomes)), "about what went to the pod");
+            let forwarded = harness.run_on(Hook::Ingress, &error(&seen, from), Some(uplink()));
+            assert_eq!(forwarded.verdict, REDIRECT);
+            assert_eq!(forwarded.packet, by_gateway(error(&first, becomes)), "about what went to the pod");
         }
         for (from, becomes) in [(client.ip(), source.ip()), (router, router)] {
             let error = |packet: &Packet, from| packet.error(from, kind, mtu, 1000);
-            let told = harness.run_on(Hook::Ingress, &error(&answer, from), Some(uplink()));
-            assert_eq!(told.verdict, REDIRECT);
-            assert_eq!(told.packet, by_gateway(error(&seen.back(), becomes)), "about what the pod sent");
+            let forwarded = harness.run_on(Hook::Ingress, &error(&answer, from), Some(uplink()));
+            assert_eq!(forwarded.verdict, REDIRECT);
+            assert_eq!(forwarded.packet, by_gateway(error(&seen.back(), becomes)), "about what the pod sent");
         }
     }
     assert_eq!(harness.reasons(), []);
@@ -548,7 +548,7 @@ fn limits(family: Family, harness: &mut Harness) {
     let seen = harness.run_on(Hook::Ingress, &big, Some(uplink()));
     assert_eq!(seen.verdict, REDIRECT);
     verify(&seen.packet).unwrap();
-    let (icmp, told) = if orig_dst.is_ipv4() {
+    let (icmp, mtu) = if orig_dst.is_ipv4() {
         let icmp = &seen.packet[ETHERNET + 20..];
         (&icmp[..2], u32::from(u16::from_be_bytes([icmp[6], icmp[7]])))
     } else {
@@ -556,7 +556,7 @@ fn limits(family: Family, harness: &mut Harness) {
         (&icmp[..2], u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]]))
     };
     let kind = if orig_dst.is_ipv4() { [3, 4] } else { [2, 0] };
-    assert_eq!((icmp, told), (&kind[..], 1400));
+    assert_eq!((icmp, mtu), (&kind[..], 1400));
     let nowhere = match family {
         Family::V4 => "10.3.0.1:8080".parse().unwrap(),
         Family::V6 => "[fd00:3::1]:8080".parse().unwrap(),

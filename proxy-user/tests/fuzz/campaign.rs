@@ -112,7 +112,7 @@ pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> V
                     replay_kept(&mut target, settings, shown);
                 }
                 let mut random = Random::new(settings.seed.wrapping_mul(1000) + number);
-                let mut told = Instant::now();
+                let mut last_report = Instant::now();
                 while done.load(Ordering::Relaxed) < settings.packets
                     && (shown.lock().unwrap().differences.len() as u64) < settings.differences
                 {
@@ -120,8 +120,8 @@ pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> V
                     let packets = one(&mut target, &bytes, settings, shown);
                     let done = done.fetch_add(packets, Ordering::Relaxed) + packets;
                     let cases = cases.fetch_add(1, Ordering::Relaxed) + 1;
-                    if number == 0 && told.elapsed() > TELL {
-                        told = Instant::now();
+                    if number == 0 && last_report.elapsed() > TELL {
+                        last_report = Instant::now();
                         println!("{done} packets in {cases} cases, {:.0} s", started.elapsed().as_secs_f64());
                     }
                 }

@@ -25,8 +25,8 @@ pub struct Run {
     pub is_slow: bool,
 }
 
-/// Runs a case on a target and on the model. Calls `tell` after each step.
-pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Option<&Sent>)) -> Run {
+/// Runs a case on a target and on the model. Calls `report` after each step.
+pub fn run(target: &mut dyn Target, bytes: &[u8], mut report: impl FnMut(&Step, Option<&Sent>)) -> Run {
     let started = Instant::now();
     let mut rest = Bytes::new(bytes);
     let scenario = Scenario::decode(&mut rest);
@@ -37,7 +37,7 @@ pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Op
         let result = one(target, &mut model, &step, &mut before);
         run.packets += u64::from(matches!(step, Step::Packet(..)));
         let is_packet = matches!(step, Step::Packet(..)) && result != Err(String::new());
-        tell(&step, before.last().filter(|_| is_packet));
+        report(&step, before.last().filter(|_| is_packet));
         if let Err(difference) = result {
             run.difference = Some(difference);
             break;

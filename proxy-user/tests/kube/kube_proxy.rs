@@ -42,7 +42,7 @@ pub fn program(control: &ControlPlane) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Starts kube-proxy; `command` runs [`program`] on the node. kube-proxy is told that the devices `p...` lead to the node's pods,
+/// Starts kube-proxy; `command` runs [`program`] on the node. kube-proxy gets the setting that the devices `p...` lead to the node's pods,
 /// which Ballast detects by itself.
 pub fn start(command: Command, mode: Mode, node: &str, control: &ControlPlane) -> Result<Process> {
     start_with(command, &config(mode, node, control), node, control)

@@ -110,7 +110,7 @@ impl Servers {
             renewed: watch::Sender::new(()),
             is_unauthorized: AtomicBool::new(false),
         };
-        servers.tell(&servers.lock());
+        servers.publish(&servers.lock());
         Ok(servers)
     }
 
@@ -135,7 +135,7 @@ impl Servers {
         }
         let active = state.active.take();
         state.active = active.filter(|url| state.servers.iter().any(|server| server.url == *url));
-        self.tell(&state);
+        self.publish(&state);
     }
 
     /// Connects to all servers again, with new credentials, and ends the answers that are in progress.
@@ -215,10 +215,10 @@ impl Servers {
                 );
             }
         }
-        self.tell(&state);
+        self.publish(&state);
     }
 
-    fn tell(&self, state: &State) {
+    fn publish(&self, state: &State) {
         let State { servers, active, failovers, .. } = state;
         self.server_status.send_replace(ApiServers {
             servers: servers.iter().map(|server| server.url.clone()).collect(),

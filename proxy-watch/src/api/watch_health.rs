@@ -63,14 +63,14 @@ pub struct WatchHealth {
 #[derive(Debug)]
 struct Refusal {
     since: Instant,
-    is_told: bool,
+    is_logged: bool,
 }
 
 impl Refusal {
     /// Handles another refusal at `now`. Returns whether it is the first one after [`LASTING`].
     fn again(&mut self, now: Instant) -> bool {
         let lasts = now.saturating_duration_since(self.since) >= LASTING;
-        lasts && !std::mem::replace(&mut self.is_told, true)
+        lasts && !std::mem::replace(&mut self.is_logged, true)
     }
 }
 
@@ -81,7 +81,7 @@ impl WatchHealth {
         let is_new = match kind_of_error {
             WatchErrorKind::Expired | WatchErrorKind::Interrupted => false,
             WatchErrorKind::Unauthorized | WatchErrorKind::Forbidden | WatchErrorKind::Missing => {
-                let first = Refusal { since: now, is_told: false };
+                let first = Refusal { since: now, is_logged: false };
                 self.refusals.entry(resource).or_insert(first).again(now)
             }
             WatchErrorKind::Away => !std::mem::replace(&mut self.away, true),
@@ -139,7 +139,7 @@ impl WatchHealth {
             info!(resource, "the API server has completed its lists");
         }
         if let Some(resource) = resource
-            && self.refusals.remove(resource).is_some_and(|refusal| refusal.is_told)
+            && self.refusals.remove(resource).is_some_and(|refusal| refusal.is_logged)
         {
             info!(resource, "the API server allows the watch again");
         }

@@ -105,7 +105,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
         case.check(&helm)?;
     }
     variables_reach_the_agent(&helm, &all.variables)?;
-    releases_are_told_apart(&helm)?;
+    releases_have_names_of_their_own(&helm)?;
     examples_are_accepted(&helm)?;
     for case in &all.refused {
         match helm.render(&case.values()) {
@@ -157,7 +157,7 @@ fn variables_reach_the_agent(helm: &Helm, variables: &[Variable]) -> Result<()> 
 }
 
 /// Checks that each selector and each set of labels names the release, so that one release never selects pods of another.
-fn releases_are_told_apart(helm: &Helm) -> Result<()> {
+fn releases_have_names_of_their_own(helm: &Helm) -> Result<()> {
     const NAME: &str = "app.kubernetes.io/name: ballast\n";
     let all = [
         HOST,

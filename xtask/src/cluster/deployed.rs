@@ -80,8 +80,8 @@ pub fn pod(workdir: &Workdir, node: Node) -> Result<String> {
     let on_node = format!("--field-selector=spec.nodeName={node}");
     let label = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
     let path = "jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp}{\"\\n\"}{end}";
-    let told = kubectl(workdir, &["get", "pods", "-n", SPACE, "-l", label, &on_node, "-o", path]).read()?;
-    let mut staying = told.lines().filter_map(|line| line.strip_suffix(' '));
+    let output = kubectl(workdir, &["get", "pods", "-n", SPACE, "-l", label, &on_node, "-o", path]).read()?;
+    let mut staying = output.lines().filter_map(|line| line.strip_suffix(' '));
     let pod = staying.next().with_context(|| format!("no pod of the agent on {node}"))?;
     ensure!(staying.next().is_none(), "two agents on {node}");
     Ok(pod.to_owned())

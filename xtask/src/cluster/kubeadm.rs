@@ -147,8 +147,8 @@ fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
     let ignored = format!("--ignore-preflight-errors={IGNORED}");
     let log = workdir.node(on).log("kubeadm");
     let done = workdir.node(on).command(&[&["kubeadm"], words, &[&ignored]].concat()).read();
-    let told = done.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
-    std::fs::write(&log, told).with_context(|| format!("cannot write {}", log.display()))?;
+    let output = done.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
+    std::fs::write(&log, output).with_context(|| format!("cannot write {}", log.display()))?;
     done.map(|_| ()).with_context(|| format!("see {} and the other logs in that folder", log.display()))
 }
 
@@ -215,8 +215,8 @@ fn join(workdir: &Workdir) -> Result<()> {
     let file = workdir.write("kubeadm-join.yaml", &config)?.display().to_string();
     kubeadm(workdir, on, &["join", "--config", &file])?;
     signal::wait_for("both nodes to be ready", PATIENCE, || {
-        let told = kubectl(workdir, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
-        Ok((told.matches(" Ready ").count() == NODES.len()).then_some(()))
+        let output = kubectl(workdir, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
+        Ok((output.matches(" Ready ").count() == NODES.len()).then_some(()))
     })?;
     ready(workdir, "daemonset", deployed::NAME)
 }
@@ -235,13 +235,13 @@ fn look(workdir: &Workdir) -> Result<()> {
         let machine = workdir.node(on);
         let rules = machine.command(&["sh", "-c", "iptables-save; nft list ruleset"]).read()?;
         ensure!(!rules.contains("KUBE-SVC") && !rules.contains("kube-proxy"), "{on} has rules of kube-proxy");
-        let told = signal::wait_for("the API server's Service", PATIENCE, || {
+        let output = signal::wait_for("the API server's Service", PATIENCE, || {
             Ok(machine.command(&["curl", "-sk", "-m", "2", &api]).try_read())
         })?;
         let name = "kubernetes.default.svc.cluster.local";
         let found = machine.command(&["dig", "+short", "+time=2", &server, name]).read()?;
         ensure!(found.trim() == API_SERVICE, "{on}: DNS says `{}`", found.trim());
-        log::line(format_args!("    {on}: {api}: {told}; {name}: {}", found.trim()));
+        log::line(format_args!("    {on}: {api}: {output}; {name}: {}", found.trim()));
     }
     let nodes = kubectl(workdir, &["get", "nodes", "-o", "wide", "--no-headers"]).read()?;
     let pods = kubectl(workdir, &["get", "pods", "-A", "-o", "wide", "--no-headers"]).read()?;

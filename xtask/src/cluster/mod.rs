@@ -180,16 +180,16 @@ fn await_ready(workdir: &Workdir, wanted: &Up) -> Result<()> {
     let is_ready = r#"{range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"#;
     let get = ["get", "nodes", "-o", &format!("jsonpath={is_ready}")];
     signal::wait_for("the nodes to be ready", PATIENCE, || {
-        let told = kubectl(workdir, &get).try_read().unwrap_or_default();
-        Ok((told.lines().filter(|line| *line == "True").count() == usize::from(wanted.nodes)).then_some(()))
+        let output = kubectl(workdir, &get).try_read().unwrap_or_default();
+        Ok((output.lines().filter(|line| *line == "True").count() == usize::from(wanted.nodes)).then_some(()))
     })?;
     if wanted.proxy == Proxy::None {
         return Ok(());
     }
     let get = ["get", "deployment", "-n", "kube-system", "coredns", "-o", "jsonpath={.status.readyReplicas}"];
     signal::wait_for("the cluster's DNS", PATIENCE, || {
-        let told = kubectl(workdir, &get).try_read().unwrap_or_default();
-        Ok((told.trim() == "2").then_some(()))
+        let output = kubectl(workdir, &get).try_read().unwrap_or_default();
+        Ok((output.trim() == "2").then_some(()))
     })
     .inspect_err(|_| {
         let events = ["get", "events", "-A", "--field-selector", "type=Warning"];

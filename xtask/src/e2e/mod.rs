@@ -229,7 +229,7 @@ fn suite(args: &Args, workdir: &Workdir, programs: &[PathBuf], logs: &Path) -> R
 
 /// Waits until the suite ends; ignores its exit status, which says no more than the report.
 fn watch(child: &mut Child, start: Instant) -> Result<()> {
-    let mut told = start;
+    let mut last_report = start;
     loop {
         if child.try_wait().context("cannot wait for the suite")?.is_some() {
             return Ok(());
@@ -243,9 +243,9 @@ fn watch(child: &mut Child, start: Instant) -> Result<()> {
             child.wait().context("cannot wait for the suite")?;
             return Err(why);
         }
-        if told.elapsed() > HEARTBEAT {
+        if last_report.elapsed() > HEARTBEAT {
             log::line(format_args!("    the suite still runs, {} so far", log::seconds(start.elapsed())));
-            told = Instant::now();
+            last_report = Instant::now();
         }
         sleep(Duration::from_millis(200));
     }

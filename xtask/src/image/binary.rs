@@ -93,8 +93,8 @@ pub fn host_target() -> Result<String> {
 
 /// Returns the value with this name in the output of `rustc -vV`.
 pub fn rustc_says(name: &str) -> Result<String> {
-    let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
-    let found = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    let output = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
+    let found = output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     found.map(str::to_owned).with_context(|| format!("rustc does not print its {name}"))
 }
 

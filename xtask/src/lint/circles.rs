@@ -107,14 +107,14 @@ fn circles(units: &[&Unit<'_>], own_crate: &str) -> Vec<Finding> {
     let map = Map { units, by_module, own_crate };
     let edges: Vec<_> = (0..units.len()).map(|at| map.dependencies(at)).collect();
     let reach: Vec<BTreeSet<usize>> = (0..units.len()).map(|from| reachable(&edges, from)).collect();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut findings = Vec::new();
     for from in 0..units.len() {
-        if !reach[from].contains(&from) || !told.insert(from) {
+        if !reach[from].contains(&from) || !reported.insert(from) {
             continue;
         }
         let all: BTreeSet<_> = reach[from].iter().copied().filter(|to| reach[*to].contains(&from)).collect();
-        told.extend(&all);
+        reported.extend(&all);
         let mut ways: Vec<String> = Vec::new();
         for at in &all {
             for (to, (line, name)) in edges[*at].iter().filter(|(to, _)| all.contains(to)) {

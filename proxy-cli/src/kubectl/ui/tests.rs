@@ -79,13 +79,13 @@ async fn events_of_all_agents_are_one_stream() {
     let (nodes, asked) = cluster(folder.path()).await;
     let wanted = PageQuery { filter: "a b&c=1".to_owned(), service: "default/web:http/TCP/IPv4".to_owned() };
     let mut events = nodes.events(wanted.clone()).await.unwrap();
-    let mut told = BTreeMap::new();
-    while told.len() < 3 {
+    let mut by_node = BTreeMap::new();
+    while by_node.len() < 3 {
         let event: Value = serde_json::from_str(&events.next().await.unwrap()).unwrap();
-        told.insert(event["node"].as_str().unwrap().to_owned(), event);
+        by_node.insert(event["node"].as_str().unwrap().to_owned(), event);
     }
-    assert_eq!((&told["a"]["total"], &told["b"]["total"]), (&json!("a"), &json!("b")));
-    let failure = told["c"]["failure"].as_str().unwrap();
+    assert_eq!((&by_node["a"]["total"], &by_node["b"]["total"]), (&json!("a"), &json!("b")));
+    let failure = by_node["c"]["failure"].as_str().unwrap();
     assert!(failure.contains("pod kube-system/ballast-c") && failure.contains("refused"), "{failure}");
     assert_eq!(*asked.lock().unwrap(), [wanted.clone(), wanted.clone()], "each was asked for the same");
     // The number of browsers is limited; a browser that disconnects makes room for another one.

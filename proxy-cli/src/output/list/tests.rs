@@ -107,7 +107,7 @@ fn a_watch_prints_what_changes() {
     items[0].count = 12;
     let second = watch.changes(&list(&items), &options).unwrap();
     assert_eq!(second, "b        12  1s\nc         1  1s\n", "under the same columns");
-    assert_eq!(watch.changes(&list(&items[1..]), &options).unwrap(), "", "what goes is not told");
+    assert_eq!(watch.changes(&list(&items[1..]), &options).unwrap(), "", "a removed row is not printed");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn a_named_port_may_differ_from_slice_to_slice() {
 }
 
 #[test]
-fn ports_are_told_apart_by_name_and_protocol() {
+fn ports_differ_by_name_and_protocol() {
     let ports = [("dns", Protocol::Tcp, 53), ("dns", Protocol::Udp, 5353), ("web", Protocol::Tcp, 80)];
     let slices = [slice(&ports, &[endpoint("10.0.0.1")])];
     assert_eq!(texts(&merged(&slices, "dns", Protocol::Tcp)), ["10.0.0.1:53"]);

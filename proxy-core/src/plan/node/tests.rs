@@ -281,7 +281,7 @@ fn encapsulated_packets_leave_under_this_nodes_address_of_the_others_family() {
 }
 
 #[test]
-fn every_address_of_the_node_is_told() {
+fn every_address_of_the_node_is_planned() {
     let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
     let plan = plan(&node(&["192.0.2.1"]), &host(), &settings(primary));
     let all = ["127.0.0.1", "192.0.2.1", "192.0.2.7", "::1", "2001:db8::1"].map(ip);
@@ -380,10 +380,10 @@ fn the_operator_may_say_how_pods_are_known() {
 
 #[test]
 fn ranges_of_services_are_those_of_cluster_and_operator() {
-    let told: BTreeSet<IpNet> =
+    let ranges: BTreeSet<IpNet> =
         nets(&["10.96.0.0/16", "10.96.3.0/24", "fd00:96::/112"]).into_iter().collect();
     let settings = NodeSettings { service_cidrs: nets(&["172.30.0.0/16"]), ..NodeSettings::default() };
-    let plan = plan_node(&node(&[]), &host(), &told, &BTreeSet::new(), &settings);
+    let plan = plan_node(&node(&[]), &host(), &ranges, &BTreeSet::new(), &settings);
     assert_eq!(plan.service_cidrs[&IpFamily::V4], nets(&["10.96.0.0/16", "172.30.0.0/16"]));
     assert_eq!(plan.service_cidrs[&IpFamily::V6], nets(&["fd00:96::/112"]));
     assert!(plan.problems.is_empty());
@@ -392,8 +392,8 @@ fn ranges_of_services_are_those_of_cluster_and_operator() {
 #[test]
 fn more_ranges_than_are_looked_at_are_reported() {
     for (count, problems) in [(SERVICE_CIDRS as u8, 0), (SERVICE_CIDRS as u8 + 1, 1)] {
-        let told = (0..count).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();
-        let plan = plan_node(&node(&[]), &host(), &told, &BTreeSet::new(), &NodeSettings::default());
+        let ranges = (0..count).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();
+        let plan = plan_node(&node(&[]), &host(), &ranges, &BTreeSet::new(), &NodeSettings::default());
         assert_eq!(plan.service_cidrs[&IpFamily::V4].len(), SERVICE_CIDRS);
         assert_eq!(plan.problems.len(), problems, "{count}");
     }

@@ -401,10 +401,10 @@ fn problem_of_address_ends_after_its_entry_is_written() {
         fixture.faults(Faults { at: [fails].into(), ..Faults::default() });
         fixture.change([service("c", 3, [3])]);
         let problems = fixture.reconciler.problems();
-        let is_told = problems.iter().any(|problem| problem.message.contains("undefined ports"));
+        let is_reported = problems.iter().any(|problem| problem.message.contains("undefined ports"));
         let addresses = fixture.contents().services.keys().filter(|key| key.port == 0).count();
-        assert_eq!(is_told, addresses < 2, "{fails}: {problems:?}");
-        is_back |= !problems.is_empty() && !is_told;
+        assert_eq!(is_reported, addresses < 2, "{fails}: {problems:?}");
+        is_back |= !problems.is_empty() && !is_reported;
     }
     assert!(is_back, "the new frontend failed after it was given room");
 }

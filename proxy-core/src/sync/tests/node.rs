@@ -129,7 +129,7 @@ fn is_set(fixture: &Fixture, address: u8) -> bool {
     fixture.contents().prefilter[word as usize] & mask != 0
 }
 
-fn tell(fixture: &mut Fixture, plan: NodePlan) -> u64 {
+fn apply(fixture: &mut Fixture, plan: NodePlan) -> u64 {
     fixture.reconciler.set_node(&plan);
     fixture.node = Some(plan);
     fixture.again()
@@ -138,16 +138,16 @@ fn tell(fixture: &mut Fixture, plan: NodePlan) -> u64 {
 #[test]
 fn a_node_port_has_a_bit_for_each_address_of_the_node() {
     let mut fixture = Fixture::new(ROOMY);
-    tell(&mut fixture, node([1]));
+    apply(&mut fixture, node([1]));
     fixture.change([service("a", FrontendKind::NodePort, &[])]);
     assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, false]);
     let entry = fixture.contents().services.values().next().unwrap();
     assert_eq!((entry.kind, entry.slot_count), (KIND_NODE_PORT, 1));
 
     // The bit of the new address, and the address.
-    assert_eq!(tell(&mut fixture, node([1, 2])), 2);
+    assert_eq!(apply(&mut fixture, node([1, 2])), 2);
     assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, true]);
-    assert_eq!(tell(&mut fixture, node([2])), 1, "what flows to the old address goes on");
+    assert_eq!(apply(&mut fixture, node([2])), 1, "what flows to the old address goes on");
     assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, true]);
     fixture.wait(Duration::from_hours(24));
     assert_eq!(fixture.again(), 1);
@@ -162,10 +162,10 @@ fn flows_end_when_the_node_has_lost_their_source_address() {
     let mut fixture = Fixture::new(ROOMY);
     let connections = fixture.connections();
     let ended = || std::mem::take(&mut connections.state().ended);
-    tell(&mut fixture, node([1, 2]));
+    apply(&mut fixture, node([1, 2]));
     assert_eq!(ended(), []);
     let second = node([1, 2]).addresses.into_keys().find(|at| !node([1]).addresses.contains_key(at)).unwrap();
-    tell(&mut fixture, node([1]));
+    apply(&mut fixture, node([1]));
     assert_eq!(ended(), [[second].into()]);
     assert_eq!(fixture.reconciler.wake(), Some(fixture.now + Duration::from_secs(1)));
     fixture.wait(Duration::from_secs(1));
@@ -173,15 +173,15 @@ fn flows_end_when_the_node_has_lost_their_source_address() {
     assert_eq!(ended(), [[second].into()], "a program may have read the old source");
     assert_eq!(fixture.reconciler.wake(), None);
     // A failure is repeated, and an address that is back is not ended.
-    tell(&mut fixture, node([1, 2]));
+    apply(&mut fixture, node([1, 2]));
     connections.state().fails = true;
-    tell(&mut fixture, node([1]));
+    apply(&mut fixture, node([1]));
     assert_eq!(ended().len(), 1);
     connections.state().fails = false;
     fixture.wait(Duration::from_secs(10));
     fixture.again();
     assert_eq!(ended(), [[second].into()]);
-    tell(&mut fixture, node([1, 2]));
+    apply(&mut fixture, node([1, 2]));
     fixture.again();
     assert_eq!(ended(), []);
 }
@@ -194,7 +194,7 @@ fn flows_of_lost_source_end_until_node_is_written() {
         sources: [(crate::model::net::IpFamily::V4, ip(last))].into(),
         ..node(addresses.iter().copied())
     };
-    tell(&mut fixture, with_source(2, &[1, 2]));
+    apply(&mut fixture, with_source(2, &[1, 2]));
     let ended = |fixture: &mut Fixture, millis| {
         fixture.wait(Duration::from_millis(millis));
         fixture.again();
@@ -203,7 +203,7 @@ fn flows_of_lost_source_end_until_node_is_written() {
     // The address is removed, and the programs still have the old source.
     let first_fails = Faults { at: [0].into(), ..Faults::default() };
     fixture.faults(first_fails.clone());
-    tell(&mut fixture, with_source(1, &[1]));
+    apply(&mut fixture, with_source(1, &[1]));
     fixture.faults(first_fails);
     assert_eq!(ended(&mut fixture, 900), [[ip(2)].into(), [ip(2)].into()]);
     fixture.faults(Faults::default());
@@ -220,17 +220,17 @@ fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
     let connections = fixture.connections();
     let ranges = |first| NodePlan { snat_ports: [PortRange::new(first, 29_999); SNAT_RANGES], ..node([1]) };
     let is_moved = |fixture: &Fixture| fixture.contents().node.config.has(CONFIG_SNAT_MOVED);
-    tell(&mut fixture, ranges(2_000));
+    apply(&mut fixture, ranges(2_000));
     assert!(is_moved(&fixture), "a connection may have begun while the ranges were written");
     fixture.wait(Duration::from_secs(1));
     fixture.again();
     assert!(!is_moved(&fixture), "there are no connections");
     connections.state().is_outside = true;
-    tell(&mut fixture, ranges(2_500));
+    apply(&mut fixture, ranges(2_500));
     fixture.wait(Duration::from_secs(1));
     fixture.again();
     assert!(is_moved(&fixture));
-    tell(&mut fixture, ranges(3_000));
+    apply(&mut fixture, ranges(3_000));
     fixture.wait(Duration::from_mins(10));
     fixture.again();
     assert!(is_moved(&fixture), "it goes on");
@@ -334,7 +334,7 @@ fn nothing_is_freed_if_the_flows_cannot_be_read() {
 fn a_bit_stays_while_a_connection_needs_it() {
     let mut fixture = Fixture::new(ROOMY);
     let connections = fixture.connections();
-    tell(&mut fixture, node([1]));
+    apply(&mut fixture, node([1]));
     fixture.change([service("a", FrontendKind::NodePort, &[])]);
     let key = FrontendKey { addr: ip(1), port: 30_080, proto: 6, scope: SCOPE_INTERNAL };
     connections.state().bits.insert(frontend_bit(&key));
@@ -368,7 +368,7 @@ fn a_bit_stays_while_a_connection_needs_it() {
 #[test]
 fn nothing_is_written_before_the_node_was_read() {
     let mut fixture = Fixture::new(ROOMY);
-    tell(&mut fixture, node([1]));
+    apply(&mut fixture, node([1]));
     let mut fixture = fixture.restarted();
     fixture.node = None;
     fixture.reconciler = crate::sync::Reconciler::recover(
@@ -390,7 +390,7 @@ fn failed_node_writes_are_repeated() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", FrontendKind::NodePort, &[])]);
     fixture.faults(Faults { from: Some(0), ..Faults::default() });
-    tell(&mut fixture, node([1]));
+    apply(&mut fixture, node([1]));
     let problems: Vec<Problem> = fixture.reconciler.problems();
     assert_eq!(problems.iter().map(|problem| problem.object.as_str()).collect::<Vec<_>>(), ["Node"]);
     fixture.faults(Faults::default());
@@ -490,23 +490,23 @@ fn a_number_stays_with_the_address_of_a_node() {
         fixture.contents().node.tunnels.iter().map(|(number, row)| (row.addr, *number)).collect()
     };
     let mut fixture = Fixture::new(ROOMY);
-    let tell = |fixture: &mut Fixture, others: Option<&[u8]>| {
+    let apply = |fixture: &mut Fixture, others: Option<&[u8]>| {
         let mut plan = node([1]);
         let others: Option<Vec<IpAddr>> = others.map(|others| others.iter().copied().map(ip).collect());
         plan.set_tunnels(&[ip(1)], others.as_ref().map(|others| others.iter()));
         fixture.reconciler.set_node(&plan);
         fixture.again();
     };
-    tell(&mut fixture, Some(&[7, 8]));
+    apply(&mut fixture, Some(&[7, 8]));
     let first = numbers(&fixture);
     assert_eq!(first, [(ip(7), 1), (ip(8), 2)].into(), "its own address has none");
     let bits = |fixture: &Fixture, last| fixture.contents().node.addresses[&ip(last)];
     assert_eq!([bits(&fixture, 1), bits(&fixture, 7)], [4 + 8 + 1, 8]);
-    tell(&mut fixture, Some(&[3, 8]));
+    apply(&mut fixture, Some(&[3, 8]));
     let all: BTreeMap<_, _> = [(ip(3), 3), (ip(7), 1), (ip(8), 2)].into();
     assert_eq!(numbers(&fixture), all, "node 7 may return");
     // While the other nodes are not listed, the known numbers stay, because flows continue.
-    tell(&mut fixture, None);
+    apply(&mut fixture, None);
     assert_eq!((numbers(&fixture), bits(&fixture, 8)), (all, 8));
     assert!(fixture.contents().node.config.has(CONFIG_DSR));
 }

@@ -153,7 +153,7 @@ fn a_policy_that_changes_counts_for_endpoints_that_have_left() {
     fixture.change(resets([2], Some(DELAY)));
     fixture.wait(DELAY);
     fixture.again();
-    assert_eq!(state(&fixture, 1), Some(BACKEND_RESET), "counted from when the policy was told");
+    assert_eq!(state(&fixture, 1), Some(BACKEND_RESET), "the delay begins with the policy");
     fixture.change(resets([2], None));
     assert_eq!(state(&fixture, 1), Some(BACKEND_GONE), "what is not reset yet goes on");
     let mut fixture = left(Some(DELAY));

@@ -178,12 +178,12 @@ fn no_other_endpoint<F: Net>() {
             "another client's"
         );
     }
-    for (age, is_told) in [(60 * HZ - 1, false), (60 * HZ, true)] {
+    for (age, is_refused) in [(60 * HZ - 1, false), (60 * HZ, true)] {
         let found = refused_after::<F>(|maps, first| {
             let word = maps.health(other(first)).unwrap();
             word.store(word.load() - u64::from(age));
         });
-        assert_eq!(found, is_told, "{age}");
+        assert_eq!(found, is_refused, "{age}");
     }
 }
 
@@ -195,7 +195,7 @@ fn a_refusal_is_the_clients_where_no_other_endpoint_may_accept() {
 
 /// Clients outside have another set of endpoints.
 fn two_scopes<F: Net>() {
-    for (device, is_told) in [(UPLINK, false), (POD, true)] {
+    for (device, is_refused) in [(UPLINK, false), (POD, true)] {
         let maps = two_endpoints::<F>();
         let (addr, port) = frontend::<F>();
         let client = client::<F>();
@@ -206,7 +206,7 @@ fn two_scopes<F: Net>() {
         set(maps, inside);
         let first = connect(maps, device, client);
         works(maps, other(first));
-        assert_eq!(answer(maps, first, client, REFUSAL), is_told, "{device}");
+        assert_eq!(answer(maps, first, client, REFUSAL), is_refused, "{device}");
     }
 }
 

@@ -28,10 +28,10 @@ fn refused<F: Net>(datagram: &[u8]) -> Vec<u8> {
     }
     let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(datagram));
     assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(POD))));
-    let told = ip(&skb);
-    let quoted = told.len() - F::HEADER - 8;
-    assert_eq!(told, answer::<F>(F::UNREACHABLE, 0, frontend.0, client.0, &datagram[..quoted]));
-    told[F::HEADER + 8..].to_vec()
+    let error = ip(&skb);
+    let quoted = error.len() - F::HEADER - 8;
+    assert_eq!(error, answer::<F>(F::UNREACHABLE, 0, frontend.0, client.0, &datagram[..quoted]));
+    error[F::HEADER + 8..].to_vec()
 }
 
 fn how_much_is_quoted<F: Net>() {

@@ -116,9 +116,9 @@ fn sent<O: Side, I: Side>() {
             maps.advance(1);
             let (verdict, skb) = run(expected.len() as u32 - 1, 0);
             assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
-            let told = ip(&skb);
+            let error = ip(&skb);
             let at = I::HEADER + 4;
-            let mtu = u32::from_be_bytes([told[at], told[at + 1], told[at + 2], told[at + 3]]);
+            let mtu = u32::from_be_bytes([error[at], error[at + 1], error[at + 2], error[at + 3]]);
             assert_eq!(mtu as usize, inner.len() - 1);
             maps.advance(1);
         }

@@ -123,8 +123,8 @@ mod tests {
         #[case] expected: &str,
     ) {
         let found = destination(&text.parse().unwrap(), None, family, &cluster());
-        let told = found.map_or_else(|error| error.to_string(), |destination| destination.to_string());
-        assert!(told.contains(expected), "{told}");
+        let shown = found.map_or_else(|error| error.to_string(), |destination| destination.to_string());
+        assert!(shown.contains(expected), "{shown}");
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!((namespace, name), ("default", "web"));
             Ok(pod)
         });
-        let told = found.map_or_else(|error| error.to_string(), |client| client.to_string());
-        assert!(told.contains(expected), "{told}");
+        let text = found.map_or_else(|error| error.to_string(), |client| client.to_string());
+        assert!(text.contains(expected), "{text}");
     }
 }

@@ -109,8 +109,8 @@ async fn the_service_of_the_folder_is_the_one_that_is_programmed() {
     pass(MOMENT).await;
     assert_eq!(driver.seen(), BTreeMap::from([(vip(200), 2)]));
     let status = driver.status.borrow().clone();
-    let told: Vec<_> = status.problems.iter().map(|problem| &*problem.field).collect();
-    assert_eq!((told, status.failed.len()), (vec!["metadata.name"], 0));
+    let fields: Vec<_> = status.problems.iter().map(|problem| &*problem.field).collect();
+    assert_eq!((fields, status.failed.len()), (vec!["metadata.name"], 0));
     let entries = driver.tables.0.lock().unwrap().contents().services.clone();
     assert_eq!(entries.values().filter(|entry| entry.kind == KIND_CLUSTER_IP).count(), 1);
 }

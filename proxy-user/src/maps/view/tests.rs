@@ -27,7 +27,7 @@ fn a_missing_pin_is_named() {
 }
 
 #[test]
-fn a_frontend_is_told_in_words() {
+fn a_frontend_is_shown_in_words() {
     let key = ServiceKey { addr: [0u8; 16], port: 30_080, proto: 17, scope: 1 };
     let entry = ServiceEntry {
         id: 9,

@@ -131,9 +131,9 @@ impl Keeper {
 
     /// Returns the mode in which a device is to get the program, or why it is not.
     pub(super) fn wanted(&self, device: &Device, devices: &[Device]) -> Result<XdpMode, String> {
-        let told = |reason: &str| Err(reason.to_owned());
+        let because = |reason: &str| Err(reason.to_owned());
         let mode = match self.mode {
-            Xdp::Off => return told("--xdp off"),
+            Xdp::Off => return because("--xdp off"),
             Xdp::Generic => XdpMode::Generic,
             Xdp::Auto | Xdp::Native => XdpMode::Native,
         };
@@ -141,21 +141,21 @@ impl Keeper {
             return Err(format!("cannot load the program: {reason}"));
         }
         if !device.ethernet {
-            return told("the device has no Ethernet header");
+            return because("the device has no Ethernet header");
         }
         if device.master.is_some() {
-            return told("the device is a port of another device");
+            return because("the device is a port of another device");
         }
         if devices.iter().any(|other| other.vlan && other.below == Some(device.ifindex)) {
-            return told("the device has VLANs: drivers remove the tags from frames before XDP");
+            return because("the device has VLANs: drivers remove the tags from frames before XDP");
         }
         if self.mode == Xdp::Auto && device.paravirtual {
-            return told(
+            return because(
                 "the NIC of a virtual machine, which would not receive large packets any more; --xdp native includes it",
             );
         }
         if self.mode == Xdp::Auto && device.is_virtual() {
-            return told("a virtual device; --xdp native includes it");
+            return because("a virtual device; --xdp native includes it");
         }
         Ok(mode)
     }

@@ -39,7 +39,7 @@ pub const CASES: &[Case] = &[
     Case { name: "load_balancers_leave_a_node_that_leaves", run: live::a_node_leaves },
     Case { name: "events_are_kube_proxys", run: live::events },
     Case { name: "the_api_server_goes_and_comes_back", run: outage::the_api_server_goes_and_comes_back },
-    Case { name: "a_missing_permission_is_told", run: outage::a_missing_permission },
+    Case { name: "a_missing_permission_is_reported", run: outage::a_missing_permission },
     Case { name: "a_watch_expires", run: outage::a_watch_expires },
     Case { name: "the_agent_is_killed_and_starts_without_api_server", run: outage::the_agent_is_killed },
     Case { name: "servers::another_server_is_used_after_a_failure", run: servers::another_takes_over },

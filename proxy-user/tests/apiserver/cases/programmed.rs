@@ -11,50 +11,56 @@ use crate::agent::{Agent, Node};
 use crate::kube::control::ControlPlane;
 use crate::kube::{PATIENCE, eventually};
 
-const PATH: &str = "/programmed/default/told";
+const PATH: &str = "/programmed/default/reported";
 
 /// Waits until the agent has programmed the versions that the API server has now.
 fn serves_now(control: &ControlPlane, agent: &mut Agent) -> Result<Value> {
     let service: Service =
-        serde_json::from_str(&control.api.get_raw("/api/v1/namespaces/default/services/told")?)?;
-    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/told-1";
+        serde_json::from_str(&control.api.get_raw("/api/v1/namespaces/default/services/reported")?)?;
+    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/reported-1";
     let slice: EndpointSlice = serde_json::from_str(&control.api.get_raw(slices)?)?;
     eventually(PATIENCE, || {
         let (head, body) = agent.asks(PATH)?;
         ensure!(head.starts_with("HTTP/1.1 200 "), "{head}: {body}");
-        let told: Value = serde_json::from_str(&body)?;
+        let document: Value = serde_json::from_str(&body)?;
         let meta = service.meta();
-        ensure!(told["resourceVersion"].as_str() == meta.resource_version.as_deref(), "{told}: {meta:?}");
-        ensure!(told["uid"].as_str() == meta.uid.as_deref(), "{told}: {meta:?}");
-        let (first, meta) = (&told["endpointSlices"][0], slice.meta());
-        ensure!(first["resourceVersion"].as_str() == meta.resource_version.as_deref(), "{told}: {meta:?}");
-        ensure!(first["generation"].as_i64() == meta.generation, "{told}: {meta:?}");
-        ensure!(told["current"] == true && told["problems"] == json!([]), "{told}");
-        Ok(told)
+        ensure!(
+            document["resourceVersion"].as_str() == meta.resource_version.as_deref(),
+            "{document}: {meta:?}"
+        );
+        ensure!(document["uid"].as_str() == meta.uid.as_deref(), "{document}: {meta:?}");
+        let (first, meta) = (&document["endpointSlices"][0], slice.meta());
+        ensure!(
+            first["resourceVersion"].as_str() == meta.resource_version.as_deref(),
+            "{document}: {meta:?}"
+        );
+        ensure!(first["generation"].as_i64() == meta.generation, "{document}: {meta:?}");
+        ensure!(document["current"] == true && document["problems"] == json!([]), "{document}");
+        Ok(document)
     })
 }
 
 pub fn follows_the_api_server(control: &mut ControlPlane, node: &Node) -> Result<()> {
     let api = &control.api;
-    api.create(&service("told", &json!({ "clusterIP": "10.96.9.1" }))?)?;
-    api.create(&slice("told-1", "told", &["10.9.0.1"])?)?;
+    api.create(&service("reported", &json!({ "clusterIP": "10.96.9.1" }))?)?;
+    api.create(&slice("reported-1", "reported", &["10.9.0.1"])?)?;
     let mut agent = node.start()?;
     agent.says(&["first sync done"])?;
     let first = serves_now(control, &mut agent)?;
     // An annotation changes nothing in the maps, but the Service has a new resourceVersion.
-    api.patch::<Service>("told", &json!({ "metadata": { "annotations": { "a": "b" } } }))?;
+    api.patch::<Service>("reported", &json!({ "metadata": { "annotations": { "a": "b" } } }))?;
     let second = serves_now(control, &mut agent)?;
     ensure!(first["resourceVersion"] != second["resourceVersion"], "{first}, {second}");
-    api.patch::<EndpointSlice>("told-1", &json!({ "endpoints": [{ "addresses": ["10.9.0.2"] }] }))?;
+    api.patch::<EndpointSlice>("reported-1", &json!({ "endpoints": [{ "addresses": ["10.9.0.2"] }] }))?;
     serves_now(control, &mut agent)?;
-    api.delete::<EndpointSlice>("told-1")?;
+    api.delete::<EndpointSlice>("reported-1")?;
     eventually(PATIENCE, || {
         let (_, body) = agent.asks(PATH)?;
-        let told: Value = serde_json::from_str(&body)?;
-        ensure!(told["endpointSlices"].as_array().context("no list")?.is_empty(), "{told}");
+        let document: Value = serde_json::from_str(&body)?;
+        ensure!(document["endpointSlices"].as_array().context("no list")?.is_empty(), "{document}");
         Ok(())
     })?;
-    api.delete::<Service>("told")?;
+    api.delete::<Service>("reported")?;
     eventually(PATIENCE, || {
         let (head, body) = agent.asks(PATH)?;
         ensure!(head.starts_with("HTTP/1.1 404 "), "{head}: {body}");

@@ -179,12 +179,13 @@ impl<'a> Scene<'a> {
             let (failed, asked) = self.syns(family, and_ack)?;
             let came = self.syns_that_came(family)?;
             let dropped = self.reason(Reason::FlowTableFull)? - before;
-            let told = format!("{family:?}: of {FLOOD} SYNs {came} came, and {dropped} packets are counted");
-            ensure!(failed == 0, "{told}; {failed} of {asked} new clients were not served at once");
+            let counts =
+                format!("{family:?}: of {FLOOD} SYNs {came} came, and {dropped} packets are counted");
+            ensure!(failed == 0, "{counts}; {failed} of {asked} new clients were not served at once");
             // Some of the dropped packets may be ACKs.
-            let is_told =
+            let is_reported =
                 came + dropped == u64::from(FLOOD) || (and_ack && came + dropped > u64::from(FLOOD));
-            ensure!(is_told, "{told}");
+            ensure!(is_reported, "{counts}");
         }
         held::nothing_is_lost(self.fixture, "after the flood").map(drop)
     }
@@ -243,9 +244,10 @@ fn udp_flood(fixture: &Fixture) -> Result<()> {
         }
         came += sink.take(Duration::from_millis(200))?.len() as u64;
         let dropped = scene.reason(Reason::FlowTableFull)? - before;
-        let told = format!("{family:?}: of {FLOOD} datagrams {came} came, {dropped} are counted as dropped");
-        ensure!(failed == 0, "{told}; {failed} new clients were not served at once");
-        ensure!(came + dropped == u64::from(FLOOD), "{told}");
+        let counts =
+            format!("{family:?}: of {FLOOD} datagrams {came} came, {dropped} are counted as dropped");
+        ensure!(failed == 0, "{counts}; {failed} new clients were not served at once");
+        ensure!(came + dropped == u64::from(FLOOD), "{counts}");
     }
     held::nothing_is_lost(fixture, "after the flood").map(drop)
 }
@@ -306,9 +308,9 @@ fn martians(fixture: &Fixture) -> Result<()> {
         is_sent_on(fixture, held::node_port(family, true), SocketKind::Tcp)?;
     }
     let far = refused_as_martian(&scene, &sources, "endpoint on another node");
-    let told = [near, far].into_iter().filter_map(Result::err).map(|error| error.to_string());
-    let told: Vec<_> = told.collect();
-    ensure!(told.is_empty(), "{}", told.join("\n"));
+    let counts = [near, far].into_iter().filter_map(Result::err).map(|error| error.to_string());
+    let counts: Vec<_> = counts.collect();
+    ensure!(counts.is_empty(), "{}", counts.join("\n"));
     held::nothing_is_lost(fixture, "after forged sources").map(drop)
 }
 

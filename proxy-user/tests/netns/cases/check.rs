@@ -35,8 +35,8 @@ fn manifests(fixture: &Fixture) -> Result<()> {
         std::fs::write(&file, text)?;
         crate::fixture::eventually(crate::fixture::SOON, || {
             let status = command(&fixture.node, &["status"], &fixture.bpffs())?;
-            let told = String::from_utf8_lossy(&status.stdout).into_owned();
-            ensure!(!status.status.success() && told.contains(words), "no {words:?} in {told}");
+            let output = String::from_utf8_lossy(&status.stdout).into_owned();
+            ensure!(!status.status.success() && output.contains(words), "no {words:?} in {output}");
             Ok(())
         })?;
         let (_, document) = ask(fixture, &["problems"], &fixture.bpffs())?;

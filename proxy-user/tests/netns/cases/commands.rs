@@ -118,8 +118,8 @@ fn deletes(fixture: &Fixture) -> Result<()> {
         ensure!(flows.len() == 1 && flows[0]["state"] == "established", "{removed}");
         ensure!((open(fixture)?, slots(fixture, index)?) == (0, 0), "its keys or its count are left");
         let flows = run(fixture, &["flow", "list", "--expired", "--no-headers"])?;
-        let told = String::from_utf8_lossy(&flows.stderr).into_owned();
-        ensure!(flows.stdout.is_empty() && told.starts_with("No connections."), "{flows:?}");
+        let output = String::from_utf8_lossy(&flows.stderr).into_owned();
+        ensure!(flows.stdout.is_empty() && output.starts_with("No connections."), "{flows:?}");
         // New connections work, and so does the deleted one, whose next segment creates a new flow.
         fixture.client.reach(attempt)?;
         fixture.client.hears(id, None)?;

@@ -92,8 +92,8 @@ fn compare(fixture: &Fixture, place: &str, at_least: usize) -> Result<()> {
     ensure!(examples.len() >= at_least, "only {} commands are marked", examples.len());
     let failures: Vec<_> = examples.iter().filter_map(|example| run(fixture, example).err()).collect();
     if !failures.is_empty() {
-        let told: Vec<_> = failures.iter().map(|failure| format!("{failure:#}")).collect();
-        bail!("{}", told.join("\n\n"));
+        let errors: Vec<_> = failures.iter().map(|failure| format!("{failure:#}")).collect();
+        bail!("{}", errors.join("\n\n"));
     }
     Ok(())
 }
@@ -177,11 +177,11 @@ fn run(fixture: &Fixture, example: &Example) -> Result<()> {
     let mut shell = fixture.node.command("sh");
     shell.args(["-c", &without_sudo]).env("PATH", path).env("BALLAST_BPFFS", fixture.bpffs());
     let output = shell.output().context("cannot run sh")?;
-    let (told, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (printed, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let place = format!("{}:{line}: `{command}`", page.display());
-    ensure!(output.status.success(), "{place}: {}: {told}{error}", output.status);
-    let found: Vec<_> = told.lines().collect();
-    ensure!(fits(expected, &found, varies), "{place} printed\n{told}instead of\n{}", expected.join("\n"));
+    ensure!(output.status.success(), "{place}: {}: {printed}{error}", output.status);
+    let found: Vec<_> = printed.lines().collect();
+    ensure!(fits(expected, &found, varies), "{place} printed\n{printed}instead of\n{}", expected.join("\n"));
     Ok(())
 }
 

@@ -356,10 +356,10 @@ fn rolls(fixture: &Fixture) -> Result<()> {
     fixture.restart()?;
     let [without_ejection, by_packets] = roll(fixture, 7200)?;
     ensure!(by_packets.failed > 0, "without ejection no packet was refused: {by_packets:?}");
-    let told = |tally: &Tally| format!("{} of {} failed", tally.failed, tally.failed + served(tally));
+    let text = |tally: &Tally| format!("{} of {} failed", tally.failed, tally.failed + served(tally));
     // The share of failed connections is at most a third of that without ejection, compared as products.
     let [with, without] = [(&sockets, &without_ejection), (&without_ejection, &sockets)]
         .map(|(of, by)| of.failed * (by.failed + served(by)));
-    ensure!(3 * with <= without, "by sockets {}, without {}", told(&sockets), told(&without_ejection));
+    ensure!(3 * with <= without, "by sockets {}, without {}", text(&sockets), text(&without_ejection));
     Ok(())
 }

@@ -144,15 +144,15 @@ fn flood(fixture: &Fixture) -> Result<()> {
         }
         let seen: Vec<u64> = sinks.iter().map(|sink| sink.count.load(Ordering::Relaxed)).collect();
         let last = sinks[1].last.load(Ordering::Relaxed);
-        let told = format!(
+        let counts = format!(
             "{family:?}: {count} sent by {SOCKETS} sockets; came to the endpoints {seen:?}; lost {}; the second \
              one left at {LEAVES}, and had its last packet with {last}; before: {before:?}",
             count.saturating_sub(seen.iter().sum())
         );
-        let _ = writeln!(std::io::stdout(), "{told}");
-        ensure!(seen.iter().sum::<u64>() == count, "some are lost: {told}");
-        ensure!(seen[2] == 0, "some came to a pod of another Service: {told}");
-        ensure!((LEAVES..count - AFTER).contains(&last), "it did not leave in time: {told}");
+        let _ = writeln!(std::io::stdout(), "{counts}");
+        ensure!(seen.iter().sum::<u64>() == count, "some are lost: {counts}");
+        ensure!(seen[2] == 0, "some came to a pod of another Service: {counts}");
+        ensure!((LEAVES..count - AFTER).contains(&last), "it did not leave in time: {counts}");
     }
     Ok(())
 }

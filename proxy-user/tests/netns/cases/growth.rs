@@ -174,11 +174,11 @@ fn grows_by(fixture: &Fixture, family: Family) -> Result<()> {
         ensure!(!grown.is_empty(), "nothing has grown");
         Ok(grown)
     })?;
-    let told =
+    let counts =
         format!("{family:?}: {NEW} new flows in {took:?}, {sent} datagrams, lost {}; {grown:?}", sent - came);
-    let _ = writeln!(std::io::stdout(), "{told}");
-    ensure!(sent == came, "some are lost: {told}");
-    ensure!(moved.is_empty(), "flows moved to another endpoint: {moved:?}; {told}");
+    let _ = writeln!(std::io::stdout(), "{counts}");
+    ensure!(sent == came, "some are lost: {counts}");
+    ensure!(moved.is_empty(), "flows moved to another endpoint: {moved:?}; {counts}");
     // A further growth may still move keys.
     eventually(SOON, || {
         let output =

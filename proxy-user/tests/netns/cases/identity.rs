@@ -115,7 +115,7 @@ fn begin(mut nodes: Nodes, flags: &[&str], test: fn(&mut Nodes) -> Result<()>) -
     nodes.folder.put_text("all", &text())?;
     let flags: Vec<_> = flags.iter().map(|&flag| flag.to_owned()).collect();
     let begun = nodes.begin(&flags).and_then(|()| test(&mut nodes));
-    begun.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+    begun.with_context(|| nodes.all.iter().map(Node::log).collect::<Vec<_>>().join("\n"))
 }
 
 /// Returns the MAC address at which a node receives frames.

@@ -122,11 +122,14 @@ fn programmed(fixture: &Fixture) -> Result<()> {
         command.args(["programmed", service, "-o", "json"]).output().context("cannot run ballast")
     };
     let answer = ask("default/web")?;
-    let told: Value = serde_json::from_slice(&answer.stdout)?;
-    let told = &told["services"][0];
-    ensure!(answer.status.success() && told["current"] == true && told["namespace"] == "default", "{told}");
-    ensure!(told["endpointSlices"].as_array().is_some_and(|slices| !slices.is_empty()), "{told}");
-    ensure!(told["resourceVersion"].is_null(), "a folder has no editions: {told}");
+    let document: Value = serde_json::from_slice(&answer.stdout)?;
+    let document = &document["services"][0];
+    ensure!(
+        answer.status.success() && document["current"] == true && document["namespace"] == "default",
+        "{document}"
+    );
+    ensure!(document["endpointSlices"].as_array().is_some_and(|slices| !slices.is_empty()), "{document}");
+    ensure!(document["resourceVersion"].is_null(), "a folder has no editions: {document}");
     let answer = ask("wbe")?;
     let error = String::from_utf8_lossy(&answer.stderr);
     ensure!(!answer.status.success() && error.contains("did you mean default/web"), "{error}");

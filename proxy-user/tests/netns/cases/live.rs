@@ -54,20 +54,20 @@ fn types(fixture: &Fixture) -> Result<()> {
         ]);
         put(fixture, &[(0, true)], &json!({"type": kind, "ports": ports}), ingress)?;
         for (family, virtual_ip) in Family::BOTH.into_iter().zip(virtual_ips) {
-            let told = |error| format!("round {round}, {kind}, {family:?}: {error}");
+            let place = |error| format!("round {round}, {kind}, {family:?}: {error}");
             eventually(SOON, || match kind {
                 "ClusterIP" => is_closed(&fixture.client, node_port(family, SocketKind::Tcp)),
                 _ => reach(fixture, Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)))
                     .map(drop),
             })
-            .with_context(|| told("node port"))?;
+            .with_context(|| place("node port"))?;
             eventually(SOON, || match kind {
                 "LoadBalancer" => {
                     reach(fixture, Attempt::new(SocketKind::Udp, (virtual_ip, 53).into())).map(drop)
                 }
                 _ => is_closed(&fixture.client, (virtual_ip, 80).into()),
             })
-            .with_context(|| told("load balancer"))?;
+            .with_context(|| place("load balancer"))?;
             for kind in SocketKind::ALL {
                 reach(fixture, Attempt::new(kind, cluster(family, kind)))?;
                 fixture.local.reach(Attempt::new(kind, cluster(family, kind)))?;

@@ -217,9 +217,9 @@ const REDRAWN: &str = r"(async () => {
 fn history(browser: &Browser) -> Result<()> {
     let points = || -> Result<([u64; 3], [Instant; 2])> {
         let asked = Instant::now();
-        let told = browser.value(REDRAWN)?;
-        ensure!(told["interval"] == 1, "240 points in 4 minutes: {told}");
-        let count = |name: &str| told[name].as_u64().with_context(|| format!("no {name}: {told}"));
+        let redrawn = browser.value(REDRAWN)?;
+        ensure!(redrawn["interval"] == 1, "240 points in 4 minutes: {redrawn}");
+        let count = |name: &str| redrawn[name].as_u64().with_context(|| format!("no {name}: {redrawn}"));
         Ok(([count("drawn")?, count("named")?, count("kept")?], [asked, Instant::now()]))
     };
     browser.becomes("document.querySelector('.history .line').getAttribute('d').length > 10")?;
@@ -228,7 +228,7 @@ fn history(browser: &Browser) -> Result<()> {
     let (second, ended) = points()?;
     for [drawn, named, kept] in [first, second] {
         let is_kept = drawn > 1 && drawn == named && drawn.abs_diff(kept) <= 2;
-        ensure!(is_kept, "{drawn} points are drawn, {named} told, {kept} kept");
+        ensure!(is_kept, "{drawn} points are drawn, {named} named, {kept} kept");
     }
     // The answer may be late.
     let least = ended[0].duration_since(began[1]).as_secs();

@@ -330,11 +330,11 @@ fn sidecar(fixture: &Fixture, pod: u8, family: Family) -> Result<mpsc::Receiver<
     std::thread::spawn(move || {
         let listener = TcpListener::from(socket);
         while let Ok((mut stream, client)) = listener.accept() {
-            let told = original(&stream, family);
+            let original_dst = original(&stream, family);
             let mut line = String::new();
             let length = BufReader::new(&stream).read_line(&mut line).unwrap_or_default();
             let _ = writeln!(stream, "sidecar|{client}|{length}");
-            if sender.send(told).is_err() {
+            if sender.send(original_dst).is_err() {
                 return;
             }
         }
@@ -362,8 +362,8 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         let attempt = Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp));
         let seen = fixture.pod(1)?.reach(attempt)?;
         ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
-        let told = sidecar.recv_timeout(Duration::from_secs(10))??;
-        ensure!(told == attempt.to, "{family:?}: SO_ORIGINAL_DST is {told}");
+        let original_dst = sidecar.recv_timeout(Duration::from_secs(10))??;
+        ensure!(original_dst == attempt.to, "{family:?}: SO_ORIGINAL_DST is {original_dst}");
         // The packet programs translate what the pod's rules do not match, and all packets of other pods.
         let others: [(&str, &Peer, SocketKind); 4] = [
             ("the same pod", &*fixture.pod(1)?, SocketKind::Udp),

@@ -109,8 +109,8 @@ fn exports(fixture: &Fixture, collect: fn(&Fixture) -> Result<Collected>) -> Res
         ] {
             ensure!(is(&reject, key, value), "{key} is not {value}: {reject}");
         }
-        let told = |text: &str| records.iter().any(|record| record["body"]["stringValue"] == text);
-        ensure!(told("first sync done"), "no line of the log");
+        let has_record = |text: &str| records.iter().any(|record| record["body"]["stringValue"] == text);
+        ensure!(has_record("first sync done"), "no line of the log");
         let spans = taken(&collected, "/v1/traces", "/resourceSpans/0/scopeSpans/0/spans");
         let sync = spans.iter().find(|span| span["name"] == "sync").context("no span of a sync")?;
         let is_part = |name: &str| {

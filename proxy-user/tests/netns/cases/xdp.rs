@@ -56,7 +56,7 @@ pub(super) fn wired() -> Result<(Nodes, Ebpf)> {
 }
 
 fn with_logs(nodes: &Nodes, result: Result<()>) -> Result<()> {
-    result.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+    result.with_context(|| nodes.all.iter().map(Node::log).collect::<Vec<_>>().join("\n"))
 }
 
 fn far(family: Family, kind: SocketKind) -> (std::net::IpAddr, u16) {

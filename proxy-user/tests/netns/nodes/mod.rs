@@ -225,7 +225,7 @@ impl Node {
     }
 
     /// Returns what the node has refused or passed unchanged, by reason, and the agent's log.
-    pub fn told(&self) -> String {
+    pub fn log(&self) -> String {
         let reasons = proxy_user::maps::view::View::open(&self.setup.bpffs).and_then(|view| view.reasons());
         let reasons = reasons.unwrap_or_default().into_iter().filter(|(_, count)| *count > 0);
         let log = fs::read_to_string(&self.setup.log).unwrap_or_default();

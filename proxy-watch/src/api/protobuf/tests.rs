@@ -150,10 +150,10 @@ fn protobuf_and_json_decode_to_the_same_errors(
         (ours.code, ours.status, &ours.message, &ours.reason),
         (theirs.code, theirs.status, &theirs.message, &theirs.reason)
     );
-    let WatchEvent::Error(told) = event::<Service>(&watch_event("ERROR", protobuf)).unwrap() else {
+    let WatchEvent::Error(ours) = event::<Service>(&watch_event("ERROR", protobuf)).unwrap() else {
         panic!()
     };
-    assert_eq!((told.code, told.message), (theirs.code, theirs.message));
+    assert_eq!((ours.code, ours.message), (theirs.code, theirs.message));
 }
 
 fn delimited(tag: u8, bytes: &[u8]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Tests against a server that implements just enough of the API: lists, and watches that stay open until told to end.
+//! Tests against a server that implements just enough of the API: lists, and watches that stay open until the test ends them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

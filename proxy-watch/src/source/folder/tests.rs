@@ -205,29 +205,26 @@ async fn a_folder_or_file_that_cannot_be_read_is_a_problem_until_it_can() {
     fs::create_dir(&path).unwrap();
     assert_eq!(next().await, "");
     fs::write(path.join("a.yaml"), "kind: [\n").unwrap();
-    let told = next().await;
-    assert!(told.contains("a.yaml is not used: document 1, line 1"), "{told}");
+    let log = next().await;
+    assert!(log.contains("a.yaml is not used: document 1, line 1"), "{log}");
     fs::write(path.join("a.yaml"), "").unwrap();
     assert_eq!(next().await, "");
     fs::write(path.join("a.yaml"), service("web", "10.96.0.1")).unwrap();
     fs::write(path.join("b.yaml"), service("web", "10.96.0.2")).unwrap();
-    let told = next().await;
-    assert!(told.contains("b.yaml: Service default/web is ignored, because a.yaml has one"), "{told}");
+    let log = next().await;
+    assert!(log.contains("b.yaml: Service default/web is ignored, because a.yaml has one"), "{log}");
     fs::remove_file(path.join("a.yaml")).unwrap();
     assert_eq!(next().await, "");
     // Reading these would never end.
     let pipe = path.join("a.yaml");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
         .unwrap();
-    let told = next().await;
-    assert!(told.contains("a.yaml is not used: it is not a regular file"), "{told}");
+    let log = next().await;
+    assert!(log.contains("a.yaml is not used: it is not a regular file"), "{log}");
     fs::remove_file(&pipe).unwrap();
     symlink("/dev/zero", &pipe).unwrap();
     fs::remove_file(path.join("b.yaml")).unwrap();
     fs::write(path.join("c.yaml"), "a: [").unwrap();
-    let told = next().await;
-    assert!(
-        told.contains("a.yaml is not used: it is not a regular file") && told.contains("c.yaml"),
-        "{told}"
-    );
+    let log = next().await;
+    assert!(log.contains("a.yaml is not used: it is not a regular file") && log.contains("c.yaml"), "{log}");
 }

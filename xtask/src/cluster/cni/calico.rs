@@ -186,8 +186,8 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
         let is_ready =
             machine.command(&["curl", "-sf", "http://127.0.0.1:9099/readiness"]).try_read().is_some();
         let routes = |family, device| {
-            let told = machine.command(&["ip", family, "route", "show", "dev", device]).try_read();
-            told.unwrap_or_default().lines().filter(|line| line.contains(" via ")).count()
+            let output = machine.command(&["ip", family, "route", "show", "dev", device]).try_read();
+            output.unwrap_or_default().lines().filter(|line| line.contains(" via ")).count()
         };
         let is_connected =
             routes("-4", "vxlan.calico") >= others && routes("-6", "vxlan-v6.calico") >= others;

@@ -50,9 +50,9 @@ pub fn configure(workdir: &Workdir) -> Result<()> {
         r#"jsonpath={range .items[*]}{.status.addresses[?(@.type=="InternalIP")].address}{"\n"}{end}"#,
     ];
     wait_for("the addresses of the nodes", PATIENCE, || {
-        let told = kubectl(workdir, &get).try_read().unwrap_or_default();
+        let output = kubectl(workdir, &get).try_read().unwrap_or_default();
         let is_dual = |line: &&str| line.split_whitespace().count() == 2;
-        Ok((told.lines().filter(is_dual).count() == nodes.len()).then_some(()))
+        Ok((output.lines().filter(is_dual).count() == nodes.len()).then_some(()))
     })
 }
 

@@ -89,10 +89,10 @@ pub(super) fn processes(workdir: &Workdir) -> Result<Vec<u32>> {
 
 /// Returns the agent's PID, as seen on its node.
 pub(super) fn process(workdir: &Workdir, node: Node) -> Result<u32> {
-    let told = workdir.node(node).command(&["pidof", "ballast"]).read()?;
-    let mut numbers = told.split_whitespace().map(str::parse);
+    let output = workdir.node(node).command(&["pidof", "ballast"]).read()?;
+    let mut numbers = output.split_whitespace().map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(number)), None) => Ok(number),
-        _ => bail!("on {node} `ballast` runs as `{}`", told.trim()),
+        _ => bail!("on {node} `ballast` runs as `{}`", output.trim()),
     }
 }

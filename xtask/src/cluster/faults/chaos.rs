@@ -129,8 +129,9 @@ fn predict(testbed: &Testbed<'_>) -> Result<Predicted> {
     let mut predicted = Predicted::new();
     for client in clients::all(testbed)? {
         for target in &client.targets {
-            let told = explain(testbed, &client, target)?;
-            let pods = endpoints(&told, &client.who).with_context(|| format!("{}: {target}", client.name))?;
+            let explained = explain(testbed, &client, target)?;
+            let pods =
+                endpoints(&explained, &client.who).with_context(|| format!("{}: {target}", client.name))?;
             // A pod that has ended has no name any more, and cannot answer.
             let names = pods.iter().filter_map(|address| name_of.get(address).cloned());
             predicted.insert(format!("{}: {target}", client.name), names.collect());
@@ -154,8 +155,8 @@ fn explain(testbed: &Testbed<'_>, client: &Client, target: &Target) -> Result<Va
 }
 
 /// Returns the addresses, without ports, that a connection may reach; an error unless it is forwarded.
-fn endpoints(told: &Value, who: &str) -> Result<Vec<String>> {
-    let path = if matches!(who, "host" | "pod") { &told["socket"] } else { &told["packet"] };
+fn endpoints(explained: &Value, who: &str) -> Result<Vec<String>> {
+    let path = if matches!(who, "host" | "pod") { &explained["socket"] } else { &explained["packet"] };
     let verdict = path["verdict"].as_str().unwrap_or("nothing");
     ensure!(verdict == "forward", "`ballast explain` predicts {verdict}");
     let addresses =
@@ -201,12 +202,12 @@ mod tests {
 
     #[test]
     fn a_prediction_is_of_the_clients_own_path() {
-        let told = json!({
+        let explained = json!({
             "socket": { "verdict": "untouched", "endpoints": [] },
             "packet": { "verdict": "forward", "endpoints": [{ "address": "[fd44::7]:8080" }, { "address": "10.0.0.1:80" }] },
         });
-        assert_eq!(endpoints(&told, "10.244.3.9").unwrap(), ["fd44::7", "10.0.0.1"]);
-        assert!(endpoints(&told, "host").unwrap_err().to_string().contains("untouched"));
+        assert_eq!(endpoints(&explained, "10.244.3.9").unwrap(), ["fd44::7", "10.0.0.1"]);
+        assert!(endpoints(&explained, "host").unwrap_err().to_string().contains("untouched"));
     }
 
     #[test]

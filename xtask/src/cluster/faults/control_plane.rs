@@ -133,9 +133,9 @@ pub(super) fn out_of_memory(testbed: &Testbed<'_>) -> Result<()> {
     let label = "app.kubernetes.io/name=ballast";
     let killed = signal::wait_for("a container to be killed for its memory", PATIENCE, || {
         sleep(Duration::from_millis(500));
-        let told =
+        let reasons =
             kubectl(workdir, &["get", "pods", "-n", deployed::SPACE, "-l", label, "-o", path]).read()?;
-        Ok(told.contains("OOMKilled").then_some(()))
+        Ok(reasons.contains("OOMKilled").then_some(()))
     });
     let killed = killed.and_then(|()| signal::pause(Duration::from_secs(10)));
     deployed::upgrade(&workspace, workdir, &[])?;

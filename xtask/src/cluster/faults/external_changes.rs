@@ -84,10 +84,10 @@ impl Damage {
     /// Causes the damage, and checks that the agent repairs, counts and logs it.
     pub(super) fn inject_and_check(&self, testbed: &Testbed<'_>) -> Result<()> {
         let count = || Ok::<_, anyhow::Error>(testbed::total(&metrics(testbed)?, self.metric));
-        let told = || {
+        let logged = || {
             Ok::<_, anyhow::Error>(testbed.agents.log(testbed.workdir, Node(1))?.matches(self.says).count())
         };
-        let (counted, said) = (count()?, told()?);
+        let (counted, said) = (count()?, logged()?);
         let programs = hooks(testbed)?;
         (self.make)(testbed)?;
         let answers = testbed.answers_on(Node(1));
@@ -106,7 +106,7 @@ impl Damage {
         signal::wait_for("the Service to work again", SOON, || {
             Ok(testbed.answers_on(Node(1)).then_some(()))
         })?;
-        ensure!(told()? > said, "the agent repaired it and did not say so");
+        ensure!(logged()? > said, "the agent repaired it and did not say so");
         Ok(())
     }
 }

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_told_from_a_refusal() {
+    fn a_reset_differs_from_a_refusal() {
         let error = |kind: io::ErrorKind| Err::<(), _>(io::Error::from(kind)).context("listen").unwrap_err();
         assert!(is_reset(&error(io::ErrorKind::ConnectionReset)));
         assert!(!is_reset(&error(io::ErrorKind::ConnectionRefused)));

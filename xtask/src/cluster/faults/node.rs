@@ -57,8 +57,8 @@ pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
     machine.stop("ballast", libc::SIGKILL)?;
     let join = format!("echo $$ > {GROUP}/cgroup.procs; exec \"$@\"");
     let kills = || -> Result<u32> {
-        let told = on(workdir, node, &format!("grep -w oom_kill {GROUP}/memory.oom_control"))?;
-        told.split_whitespace().nth(1).and_then(|count| count.parse().ok()).context("no count of kills")
+        let output = on(workdir, node, &format!("grep -w oom_kill {GROUP}/memory.oom_control"))?;
+        output.split_whitespace().nth(1).and_then(|count| count.parse().ok()).context("no count of kills")
     };
     let user = workdir.kubeconfig("proxy").display().to_string();
     let name = node.to_string();
@@ -111,13 +111,13 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
         })
         .collect();
     let applied = apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }));
-    let told = applied.and_then(|()| {
+    let rejected = applied.and_then(|()| {
         signal::wait_for("`ballast status` to report it", testbed::SOON, || {
             Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
         })
     });
     // The endpoints of the existing Services can still change.
-    let changed = told.and_then(|()| testbed.scale(testbed::PODS + 1));
+    let changed = rejected.and_then(|()| testbed.scale(testbed::PODS + 1));
     kubectl(workdir, &["delete", "services", "-l", LABEL]).read()?;
     changed?;
     signal::wait_for("`ballast status` to be well again", PERIOD, || {
@@ -168,9 +168,9 @@ pub(super) fn foreign_programs(testbed: &Testbed<'_>) -> Result<()> {
     for hook in super::foreign::Hook::ALL {
         for _ in 0..5 {
             signal::check()?;
-            let told =
+            let output =
                 testbed.workdir.node(Node(1)).command(&[&us, "test", "cluster", "foreign", hook]).read();
-            told.with_context(|| format!("a program at {hook}"))?;
+            output.with_context(|| format!("a program at {hook}"))?;
         }
     }
     Ok(())

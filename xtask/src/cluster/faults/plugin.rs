@@ -78,10 +78,14 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
         testbed.workdir.control().command(&[&["env", &user, "kubectl", "ballast"], words].concat())
     };
     let says = |words: &[&str], parts: &[&str]| -> Result<String> {
-        let told = plugin(words).read()?;
-        let missing = parts.iter().find(|part| !told.contains(**part));
-        ensure!(missing.is_none(), "`kubectl ballast {}` does not say {missing:?}:\n{told}", words.join(" "));
-        Ok(told)
+        let output = plugin(words).read()?;
+        let missing = parts.iter().find(|part| !output.contains(**part));
+        ensure!(
+            missing.is_none(),
+            "`kubectl ballast {}` does not say {missing:?}:\n{output}",
+            words.join(" ")
+        );
+        Ok(output)
     };
     let nodes: Vec<_> = testbed.nodes().iter().map(Node::to_string).collect();
     let names: Vec<_> = nodes.iter().map(String::as_str).collect();
@@ -132,12 +136,12 @@ fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     let mut ui = ui.into_std();
     ui.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut ui = KillOnDrop(ui.spawn().context("cannot start `kubectl ballast ui`")?);
-    let mut told = String::new();
+    let mut line = String::new();
     let output = ui.0.stdout.take().context("no output")?;
-    std::io::BufReader::new(output).read_line(&mut told).context("`kubectl ballast ui` says nothing")?;
+    std::io::BufReader::new(output).read_line(&mut line).context("`kubectl ballast ui` says nothing")?;
     let nodes = testbed.nodes();
-    ensure!(told.contains(&format!("shows {} nodes", nodes.len())), "`kubectl ballast ui` says: {told}");
-    let address = told.split_whitespace().next().context("no address")?.to_owned();
+    ensure!(line.contains(&format!("shows {} nodes", nodes.len())), "`kubectl ballast ui` says: {line}");
+    let address = line.split_whitespace().next().context("no address")?.to_owned();
     let get = |path: &str, seconds: &str| {
         let url = format!("{address}{path}");
         testbed.workdir.control().command(&["curl", "-sSN", "-m", seconds, &url])
@@ -149,8 +153,8 @@ fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     signal::wait_for("a frame of every node on the page", SOON, || {
         // The stream does not end: curl ends at its time limit, with an exit status for this.
         let script = format!("curl -sN -m 4 '{address}page/events?filter=&service='; true");
-        let told = testbed.workdir.control().command(&["sh", "-c", &script]).read()?;
-        for data in told.lines().filter_map(|line| line.strip_prefix("data:")) {
+        let stream = testbed.workdir.control().command(&["sh", "-c", &script]).read()?;
+        for data in stream.lines().filter_map(|line| line.strip_prefix("data:")) {
             let frame: Value = serde_json::from_str(data).with_context(|| format!("no frame: {data}"))?;
             match frame["trouble"].as_str() {
                 Some(text) => trouble = format!("{}: {text}", frame["node"]),
@@ -172,8 +176,8 @@ fn monitored(testbed: &Testbed<'_>, mut monitor: KillOnDrop) -> Result<()> {
     let running = |node: Node| -> Result<usize> {
         let script = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file; echo; done 2>/dev/null | \
                       grep -c '^ballast monitor' || true";
-        let told = workdir.node(node).command(&["sh", "-c", script]).read()?;
-        told.trim().parse().context("no number")
+        let count = workdir.node(node).command(&["sh", "-c", script]).read()?;
+        count.trim().parse().context("no number")
     };
     signal::wait_for("a monitor in the pod of every node", SOON, || {
         let all = testbed.nodes().into_iter().map(running).collect::<Result<Vec<_>>>()?;

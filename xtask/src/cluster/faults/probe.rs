@@ -161,14 +161,14 @@ fn connect(address: SocketAddr) -> Result<(TcpStream, u32)> {
 fn once(address: SocketAddr) -> Result<Reply> {
     let (mut stream, syns) = connect(address)?;
     let from = stream.local_addr().context("who are we")?;
-    let told = (|| {
+    let name = (|| {
         stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n").context("ask")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).context("listen")?;
         ensure!(answer.starts_with("HTTP/1") && answer.contains(" 200 "), "an answer of `{answer}`");
         Ok(answer.rsplit("\r\n").next().unwrap_or_default().to_owned())
     })();
-    Ok(Reply { by: told.with_context(|| format!("from {from}"))?, syns, from })
+    Ok(Reply { by: name.with_context(|| format!("from {from}"))?, syns, from })
 }
 
 /// Sends one request on a connection that stays open.
@@ -203,8 +203,8 @@ fn socket(address: SocketAddr) -> Result<UdpSocket> {
 fn datagram(socket: &UdpSocket) -> Result<Reply> {
     let from = socket.local_addr().context("who are we")?;
     let mut buffer = [0; 256];
-    let told = socket.send(b"hostname").and_then(|_| socket.recv(&mut buffer));
-    let size = told.with_context(|| format!("from {from}"))?;
+    let received = socket.send(b"hostname").and_then(|_| socket.recv(&mut buffer));
+    let size = received.with_context(|| format!("from {from}"))?;
     let by = String::from_utf8_lossy(buffer.get(..size).unwrap_or_default()).into_owned();
     Ok(Reply { by, syns: 0, from })
 }

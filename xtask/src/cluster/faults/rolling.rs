@@ -76,8 +76,8 @@ fn available(workdir: &Workdir) -> Result<()> {
                 {.status.updatedReplicas} {.status.availableReplicas}{\"\\n\"}{end}";
     signal::wait_for("all deployments to be rolled out", PATIENCE, || {
         std::thread::sleep(Duration::from_millis(500));
-        let told = kubectl(workdir, &["get", "deployments", "-l", LABEL, "-o", path]).read()?;
-        Ok(told.lines().all(is_rolled_out).then_some(()))
+        let output = kubectl(workdir, &["get", "deployments", "-l", LABEL, "-o", path]).read()?;
+        Ok(output.lines().all(is_rolled_out).then_some(()))
     })
 }
 
@@ -91,8 +91,8 @@ fn is_rolled_out(line: &str) -> bool {
 /// Returns the Services' addresses as targets.
 fn targets(workdir: &Workdir) -> Result<Vec<Target>> {
     let path = "jsonpath={range .items[*]}new/{.spec.clusterIP}:80={.metadata.name}-{\"\\n\"}{end}";
-    let told = kubectl(workdir, &["get", "services", "-l", LABEL, "-o", path]).read()?;
-    told.lines().map(str::parse).collect()
+    let output = kubectl(workdir, &["get", "services", "-l", LABEL, "-o", path]).read()?;
+    output.lines().map(str::parse).collect()
 }
 
 fn name(number: usize) -> String {

@@ -132,8 +132,8 @@ impl<'a> Testbed<'a> {
         let script = format!(
             "for file in /run/netns/*; do nsenter --net=$file ip -o -4 address | grep -q ' {address}/' && echo $file; done"
         );
-        let told = self.workdir.node(node).command(&["sh", "-c", &format!("{script}; true")]).read()?;
-        told.lines().next().map(str::to_owned).with_context(|| format!("no namespace of the pod {address}"))
+        let output = self.workdir.node(node).command(&["sh", "-c", &format!("{script}; true")]).read()?;
+        output.lines().next().map(str::to_owned).with_context(|| format!("no namespace of the pod {address}"))
     }
 
     /// Scales the deployment, and waits until its pods are ready and surplus pods have ended.

@@ -70,7 +70,7 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     };
     let create = ["kubectl", &server, "create", "service", "clusterip", NEWER, "--tcp=80:8080"];
     let refused = until_done("a Service to be created by the virtual address", &create)?;
-    let told = signal::wait_for("the agents to hear of a new Service", SOON, || {
+    let programmed = signal::wait_for("the agents to hear of a new Service", SOON, || {
         let has = |node: &Node| {
             let list = workdir.node(*node).command(&["ballast", "service", "list"]).try_read();
             list.is_some_and(|list| list.contains(NEWER))
@@ -80,7 +80,7 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     let refused = refused
         + until_done("its removal", &["kubectl", &server, "delete", "service", NEWER, "--ignore-not-found"])?;
     kit.remark(format!("{refused} of {} calls of kubectl by the address met the dead server", refused + 2));
-    told
+    programmed
 }
 
 /// Configures the folder and both API servers on the agents, or restores the earlier configuration.
@@ -111,8 +111,8 @@ fn asked(workdir: &Workdir, times: u32) -> Result<(u32, u32)> {
     );
     let nodes = workdir.nodes();
     each(&nodes, |node| {
-        let told = workdir.node(node).command(&["sh", "-c", &script]).read()?;
-        let count: u32 = told.trim().parse().context("no number")?;
+        let output = workdir.node(node).command(&["sh", "-c", &script]).read()?;
+        let count: u32 = output.trim().parse().context("no number")?;
         failed.fetch_add(count, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     })?;

@@ -69,7 +69,7 @@ fn compare() -> Result<()> {
         differences(&mut ballast, &mut official, &targets)
     });
     let found =
-        result.with_context(|| ballast.nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;
+        result.with_context(|| ballast.nodes.all.iter().map(Node::log).collect::<Vec<_>>().join("\n"))?;
     let (lines, reasons) = found;
     let all = targets.len() * VantagePoint::ALL.len();
     ensure!(

@@ -74,7 +74,7 @@ fn with(wish: Wish, test: fn(&mut Nodes) -> Result<()>) -> Result<()> {
     lead(&nodes, 1)?;
     let begun =
         nodes.begin(&["--tenant-annotations".to_owned(), "all".to_owned()]).and_then(|()| test(&mut nodes));
-    begun.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+    begun.with_context(|| nodes.all.iter().map(Node::log).collect::<Vec<_>>().join("\n"))
 }
 
 /// Routes clients outside to the Service's own address through this node.

@@ -89,7 +89,7 @@ fn matrix(mode: Mode) -> Result<()> {
     }
     let flags = flags(mode, &nodes)?;
     let result = nodes.begin(&flags).and_then(|()| look(mode, &mut nodes));
-    result.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
+    result.with_context(|| nodes.all.iter().map(Node::log).collect::<Vec<_>>().join("\n"))
 }
 
 fn look(mode: Mode, nodes: &mut Nodes) -> Result<()> {
