@@ -1,16 +1,9 @@
 //! The command line. Parsing has no side effects; the doc comments of this module are the help texts.
 
-mod choices;
-pub mod end_udp_sockets;
 pub mod gate;
 pub mod kube_proxy;
 pub mod log;
-mod mirror;
-pub mod network;
 mod options;
-pub mod otlp;
-pub mod page;
-pub mod paths;
 pub mod sizes;
 pub mod takeover;
 pub mod timeouts;
@@ -22,15 +15,18 @@ use std::time::Duration;
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand};
 
-use choices::choice;
-use proxy_cli::args::change::CleanupArgs;
-use proxy_cli::args::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
-use proxy_cli::args::{change, check, examples, inspect, observe, programmed, top};
-
 use crate::cli::candidates;
+use crate::config::choices::choice;
 use crate::config::devices::device_pattern;
+use crate::config::network::Network;
+use crate::config::otlp::OtlpOptions;
+use crate::config::page::PageSettings;
+use crate::config::paths::Paths;
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;
+use proxy_cli::args::change::{self, CleanupArgs};
+use proxy_cli::args::inspect::{self, BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
+use proxy_cli::args::{check, examples, observe, programmed, top};
 use proxy_cli::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 
 /// Replaces kube-proxy: sends the traffic of Kubernetes Services to their endpoints with eBPF.
@@ -119,7 +115,7 @@ pub enum Command {
     /// Migrate a live node from kube-proxy: remove the rules of kube-proxy, and keep its connections until they end.
     Takeover(takeover::TakeoverArgs),
     /// Close connected UDP sockets in pods after their endpoint was removed. Runs next to an agent without the capabilities for that.
-    EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
+    EndUdpSockets(log::EndUdpSocketsArgs),
     /// In a pod: set a readiness gate of the pod once every node has programmed it, and hold its end until no node sends it new
     /// connections.
     Gate(gate::GateArgs),
@@ -185,11 +181,11 @@ pub struct RunArgs {
     pub packet_hook: PacketHook,
     /// How sockets and packets are met.
     #[command(flatten)]
-    pub paths: paths::PathArgs,
+    pub paths: Paths,
 
     /// The network.
     #[command(flatten)]
-    pub network: network::NetworkArgs,
+    pub network: Network,
 
     /// Address of the health server (/healthz, /livez, /readyz), which load balancers query. Empty: no health server.
     /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.
@@ -212,10 +208,10 @@ pub struct RunArgs {
     pub metrics_bind_address: Option<Listen>,
     /// The page.
     #[command(flatten)]
-    pub page: page::PageArgs,
+    pub page: PageSettings,
     /// Export of telemetry.
     #[command(flatten)]
-    pub otlp: otlp::OtlpArgs,
+    pub otlp: OtlpOptions,
     /// Format of log lines. Default: text.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, logs", value_parser = choice::<LogFormat>())]
     pub log_format: Option<LogFormat>,

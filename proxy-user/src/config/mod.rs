@@ -1,8 +1,9 @@
 //! The settings of the agent: those of the command line ([`Options`]), with kube-proxy's file and flags, merged and
 //! checked once ([`RunConfig`]).
 //!
-//! This module does not use the command line's parser: `cli` parses flags into the types of [`proxy_cli::value`], and passes [`Options`].
+//! The doc comments of settings that are flags are their help texts.
 
+pub mod choices;
 pub mod devices;
 pub mod error;
 pub mod kube_proxy;

@@ -4,55 +4,114 @@ use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
 use proxy_common::config::SNAT_PORTS;
 use serde::{Serialize, Serializer};
 
+use super::choices::choice;
+use super::devices;
 use super::error::ConfigError;
 use crate::host::selection::Pattern;
-use proxy_cli::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
+use proxy_cli::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use proxy_core::model::ServiceName;
 use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
 /// Addresses, devices, and how pods of this node are recognized. The fields are the flags with these names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, clap::Args)]
 #[serde(rename_all = "camelCase")]
+#[command(next_help_heading = "Network")]
 pub struct Network {
-    /// The addresses of this node on which node ports answer; empty: all.
+    /// Addresses of this node that accept NodePort traffic: ranges like 192.0.2.0/24, `primary` (the `InternalIP`s of the
+    /// Node), `all` (without loopback), `localhost` (for sockets of the node itself); each word at most once. Default: as
+    /// kube-proxy in its mode (nftables: primary; iptables: all,127.0.0.0/8; otherwise all).
     #[serde(serialize_with = "texts")]
+    #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
     pub nodeport_addresses: Vec<NodePortAddress>,
-    /// How pods of this node are recognized.
+    /// How Ballast recognizes traffic of pods of this node. Default: by its device (every device that is not an uplink), or by --cluster-cidr if that is given.
+    #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true, value_parser = choice::<DetectLocalMode>())]
     pub detect_local_mode: Option<DetectLocalMode>,
-    /// The address ranges of all pods of the cluster.
+    /// Address ranges of all pods of the cluster, at most one for each address family.
     #[serde(rename = "clusterCIDR", serialize_with = "texts")]
+    #[arg(long, env = "BALLAST_CLUSTER_CIDR", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
     pub cluster_cidr: Vec<IpNet>,
-    /// The bridge of the pods of this node.
+    /// Bridge to which the pods of this node are connected, for --detect-local-mode `BridgeInterface`.
+    #[arg(long, env = "BALLAST_POD_BRIDGE_INTERFACE", value_name = "NAME")]
     pub pod_bridge_interface: Option<String>,
-    /// The prefix of the names of the pods' devices.
+    /// Prefix of the device names of pods, for --detect-local-mode `InterfaceNamePrefix`.
+    #[arg(long, env = "BALLAST_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX")]
     pub pod_interface_name_prefix: Option<String>,
-    /// Uplinks, in addition to those that are found.
+    /// Additional uplinks (devices that receive packets of other machines): comma-separated names with * and ?. Ballast
+    /// finds these itself: NICs, bonds, tunnels, and devices with a default route, an internal address of the node, or a
+    /// network of their own.
+    #[arg(
+        long,
+        env = "BALLAST_UPLINKS",
+        value_name = "GLOB",
+        value_delimiter = ',',
+        value_parser = devices::uplink_pattern
+    )]
     pub uplinks: Vec<Pattern>,
-    /// Local devices: behind them are only pods, containers and virtual machines of this node.
+    /// Local devices (only pods, containers and virtual machines of this node are behind them), even if they look like
+    /// uplinks: comma-separated names with * and ?.
+    #[arg(
+        long,
+        env = "BALLAST_LOCAL_DEVICES",
+        value_name = "GLOB",
+        value_delimiter = ',',
+        value_parser = devices::local_device_pattern
+    )]
     pub local_devices: Vec<Pattern>,
-    /// Ranges of Service addresses, in addition to those that the cluster reports.
+    /// Ranges of ClusterIPs, in addition to the `ServiceCIDR` objects of the cluster. Packets to an address in such a range
+    /// that no Service has are dropped.
     #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
+    #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
     pub service_cidrs: Vec<IpNet>,
-    /// Whether every packet to a cluster address is forwarded with the node's own address as its source (SNAT).
+    /// SNAT all traffic to ClusterIPs to the node's address.
+    #[arg(
+        long,
+        env = "BALLAST_MASQUERADE_ALL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = FalseyValueParser::new()
+    )]
     pub masquerade_all: Option<bool>,
-    /// Whether clients outside are masqueraded also if the endpoint is on this node and the policy is Cluster.
+    /// SNAT clients outside also if the endpoint is on this node and the policy is Cluster, as kube-proxy does. A rule of
+    /// netfilter translates the source, so rules in FORWARD and policies see the client. `false`: such an endpoint sees the
+    /// client's address, and does not answer if its replies do not return through this node by themselves (a pod with a
+    /// default route of its own: a VPN, Multus, an egress gateway).
+    #[arg(
+        long,
+        env = "BALLAST_MASQUERADE_EXTERNAL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "true",
+        default_missing_value = "true",
+        action = clap::ArgAction::Set,
+        value_parser = FalseyValueParser::new()
+    )]
     pub masquerade_external: bool,
-    /// Whether ICMP echo requests to addresses of Services are answered.
+    /// Answer ICMP echo requests (ping) to addresses of Services: cluster addresses, load balancer addresses and external
+    /// addresses. The reply tells that this node serves the address, and nothing about endpoints.
+    #[arg(long, env = "BALLAST_VIP_ECHO", value_parser = FalseyValueParser::new())]
     pub vip_echo: bool,
-    /// The SNAT ports: source ports of packets that are forwarded with the node's own address.
+    /// Source ports for SNAT: one or two ranges. Nothing else on the node may use these ports. Default: the two largest
+    /// ranges of ports from 1024 to 65535 outside `net.ipv4.ip_local_port_range` and --service-node-port-range.
     #[serde(serialize_with = "text_if_any")]
+    #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]
     pub snat_ports: Option<SnatPorts>,
-    /// The ports that the API server assigns to Services as node ports.
+    /// Port range for NodePorts; the same value as the API server's flag of this name.
     #[serde(serialize_with = "text")]
+    #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
     pub service_node_port_range: NodePortRange,
-    /// Whether a load balancer's address admits no client of an address family for which `loadBalancerSourceRanges` has
-    /// no range.
+    /// If loadBalancerSourceRanges has no range of an address family, drop all traffic to the load balancer addresses of
+    /// that family. Without this flag every client is allowed, as with kube-proxy.
+    #[arg(long, env = "BALLAST_SOURCE_RANGES_STRICT", value_parser = FalseyValueParser::new())]
     pub source_ranges_strict: bool,
-    /// The Service whose endpoints are the agents of all nodes.
+    /// The Service whose endpoints are the agents of all nodes, as NAMESPACE/NAME. With it, agents answer pods that wait until
+    /// every node has programmed them (`ballast gate`).
+    #[arg(long, env = "BALLAST_GATE_SERVICE", value_name = "SERVICE")]
     pub gate_service: Option<GateService>,
 }
 
@@ -173,18 +232,17 @@ mod tests {
     use proxy_common::config::{MASQUERADE_MARK, PortRange};
 
     use super::*;
-    use crate::cli::args::network::NetworkArgs;
 
     #[derive(Debug, Parser)]
     struct Cli {
         #[command(flatten)]
-        network: NetworkArgs,
+        network: Network,
     }
 
     fn settings(flags: &str) -> Result<NodeSettings, String> {
         let cli = Cli::try_parse_from([""].into_iter().chain(flags.split_whitespace()));
         let args = cli.map_err(|error| error.to_string())?.network;
-        node_settings(&args.into(), std::net::Ipv4Addr::UNSPECIFIED.into(), MASQUERADE_MARK)
+        node_settings(&args, std::net::Ipv4Addr::UNSPECIFIED.into(), MASQUERADE_MARK)
             .map_err(|error| error.to_string())
     }
 

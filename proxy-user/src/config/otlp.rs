@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 use serde::Serialize;
 
+use super::choices::{choice, choices};
 use super::error::ConfigError;
 use crate::otlp::resource::pairs;
 use crate::otlp::{Resource, Target};
@@ -28,14 +29,34 @@ pub enum Telemetry {
     Events,
 }
 
+choices! {
+    Telemetry {
+        Traces = "traces": "Spans of the agent's work: lists, syncs (plan and apply), audits",
+        Logs = "logs": "The agent's log lines",
+        Events = "events": "The events of `ballast monitor`: refusals, drops, passes, and new flows (--otlp-sample)",
+    }
+}
+
 /// The given options. The fields are the flags with these names.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Health, metrics, logs")]
 pub struct OtlpOptions {
-    /// The collector's URL.
+    /// URL of an OpenTelemetry collector (OTLP over HTTP with JSON) for traces, log lines and events, like
+    /// <http://127.0.0.1:4318>. Default: `$OTEL_EXPORTER_OTLP_ENDPOINT`; without both, the agent exports nothing.
+    #[arg(long, env = "BALLAST_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// The kinds of telemetry that are exported.
+    /// What the agent exports to the collector.
+    #[arg(
+        long,
+        env = "BALLAST_OTLP_SIGNALS",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "traces,logs,events",
+        value_parser = choice::<Telemetry>(),
+    )]
     pub otlp_signals: Vec<Telemetry>,
-    /// One of this many new flows is exported; 0: none.
+    /// Export one of every N new flows as an event; 0: none. Refusals, drops and passes are always exported.
+    #[arg(long, env = "BALLAST_OTLP_SAMPLE", value_name = "N", default_value_t = 0)]
     pub otlp_sample: u32,
 }
 

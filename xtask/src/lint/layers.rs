@@ -40,7 +40,7 @@ const RESTRICTED: [(&str, &str); 15] = [
     ("aya_log", "programs"),
     ("aya_obj", "maps programs"),
     ("axum", "gate http"),
-    ("clap", "cli main"),
+    ("clap", "cli config main"),
     ("hyper", "http otlp"),
     ("k8s_openapi", "gate"),
     ("kube", "app gate otlp"),

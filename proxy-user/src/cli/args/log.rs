@@ -1,6 +1,7 @@
-//! Flags about the log of the commands beside the agent.
+//! Flags of `ballast end-udp-sockets`, and flags about the log of the commands beside the agent.
 
-use super::choices::choice;
+use crate::config::choices::choice;
+use proxy_cli::args::bpffs::BpffsArgs;
 use proxy_cli::value::{LogFormat, LogLevel};
 
 /// Flags about the log.
@@ -19,4 +20,15 @@ pub struct LogArgs {
         default_value = "info"
     )]
     pub log_level: LogLevel,
+}
+
+/// `ballast end-udp-sockets`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct EndUdpSocketsArgs {
+    /// Its maps.
+    #[command(flatten)]
+    pub maps: BpffsArgs,
+    /// Its log.
+    #[command(flatten)]
+    pub log: LogArgs,
 }

@@ -2,22 +2,19 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-use crate::config::otlp::Telemetry;
-use crate::config::page::Shows;
-use crate::config::paths::Ejection;
 use crate::programs::{PacketHook, TcxOrder, Xdp};
 use proxy_cli::value::{DetectLocalMode, LogFormat};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
 
 /// The values of a flag whose type belongs to another module or crate.
-pub(super) trait Choice: Clone + Send + Sync + 'static {
+pub trait Choice: Clone + Send + Sync + 'static {
     /// Each value, with its word and its help text.
     const ALL: &'static [(Self, &'static str, &'static str)];
 }
 
 /// Returns the parser of a flag with such values.
-pub(super) fn choice<C: Choice>() -> impl TypedValueParser<Value = C> {
+pub fn choice<C: Choice>() -> impl TypedValueParser<Value = C> {
     let words = C::ALL.iter().map(|(_, word, help)| PossibleValue::new(word).help(help));
     PossibleValuesParser::new(words).try_map(|given| {
         let found = C::ALL.iter().find(|(_, word, _)| word.eq_ignore_ascii_case(&given));
@@ -28,11 +25,13 @@ pub(super) fn choice<C: Choice>() -> impl TypedValueParser<Value = C> {
 /// Implements [`Choice`] for each type: its variants, and the word and the help text of each.
 macro_rules! choices {
     ($($choice:ident { $($variant:ident = $word:literal: $help:literal,)+ })+) => {$(
-        impl Choice for $choice {
+        impl $crate::config::choices::Choice for $choice {
             const ALL: &'static [(Self, &'static str, &'static str)] = &[$((Self::$variant, $word, $help)),+];
         }
     )+};
 }
+
+pub(super) use choices;
 
 choices! {
     PacketHook {
@@ -63,22 +62,6 @@ choices! {
             "Encapsulated (IP in IP) to the endpoint's node, which answers the client directly. The endpoint sees the client's \
              address. SCTP uses snat",
         Hybrid = "hybrid": "TCP uses dsr, other protocols use snat",
-    }
-    Ejection {
-        On = "on":
-            "A client skips an endpoint after its own failed connection; all clients skip one that refused two clients in a row, \
-             for one second, and longer each time. If all endpoints fail, none is skipped",
-        Off = "off": "Never: like kube-proxy, select each endpoint as long as it is ready",
-    }
-    Telemetry {
-        Traces = "traces": "Spans of the agent's work: lists, syncs (plan and apply), audits",
-        Logs = "logs": "The agent's log lines",
-        Events = "events": "The events of `ballast monitor`: refusals, drops, passes, and new flows (--otlp-sample)",
-    }
-    Shows {
-        Off = "off": "No page",
-        Services = "services": "The data of /metrics and the problems of /status: rates by Service and by reason",
-        All = "all": "Also addresses of clients and endpoints, and examples of refused connections",
     }
     SocketLb {
         All = "all": "Sockets of the node and of its pods",
