@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -12,7 +12,7 @@ use crate::cli::monitor::{MonitorContext, MonitorLine, Names};
 use crate::config::RunConfig;
 use crate::config::otlp::Telemetry;
 use crate::driver::Status;
-use crate::maps::view::{Listener, View, ViewError};
+use crate::maps::view::{View, ViewError};
 use crate::otlp::record::LogRecord;
 use crate::otlp::{Exporter, Loss, Queue, Running};
 
@@ -82,16 +82,12 @@ fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBo
     let view = View::open(bpffs)?;
     let mut names = Names::read(&view)?;
     let mut listener = view.listen(sample)?;
-    let (mut renewed, mut lost) = (Instant::now(), 0);
+    let mut lost = 0;
     while !ending.load(Ordering::Relaxed) {
-        if renewed.elapsed() >= Listener::RENEWAL {
-            listener.renew()?;
-            renewed = Instant::now();
-        }
         // Read each time, because the clock may be set in between.
         let (context, now) = (MonitorContext::now(), SystemTime::now());
         let mut taken = 0;
-        while let Some(event) = listener.next_event() {
+        while let Some(event) = listener.next_event()? {
             taken += 1;
             if taken <= TAKEN {
                 names.learn(&view, event.service)?;

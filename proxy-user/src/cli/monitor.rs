@@ -21,7 +21,7 @@ use crate::cli::selector::SelectInMaps as _;
 use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
-use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError, ip_of, monotonic};
+use crate::maps::view::{Snapshot, Transport, View, ViewError, ip_of, monotonic};
 use crate::otlp::Resource;
 use proxy_cli::args::list::Output;
 use proxy_cli::args::observe::{EventKind, MonitorArgs};
@@ -101,7 +101,7 @@ pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Resul
     let mut names = Names::read(&view)?;
     let mut listener = view.listen(args.sample)?;
     let begun = Instant::now();
-    let (mut renewed, mut shown, mut lost) = (begun, 0, 0);
+    let (mut shown, mut lost) = (0, 0);
     let context = MonitorContext::now();
     let output = match args.output {
         Output::Otlp => Written::Otlp(own_resource()?),
@@ -112,11 +112,7 @@ pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Resul
         && args.count.is_none_or(|count| shown < count)
         && args.timeout.is_none_or(|time| begun.elapsed() < time)
     {
-        if renewed.elapsed() >= Listener::RENEWAL {
-            listener.renew()?;
-            renewed = Instant::now();
-        }
-        let Some(event) = listener.next_event() else {
+        let Some(event) = listener.next_event()? else {
             if lost != listener.lost() {
                 lost = listener.lost();
                 writeln!(

@@ -15,7 +15,7 @@ use proxy_cli::page::{Events, HistoryAnswer, PageQuery, Refusal, Source};
 
 use super::frame;
 use super::log::Log;
-use super::sample::Sample;
+use super::sampler::Sample;
 use super::sampler::Sampler;
 use crate::config::page::{PageSettings, Shows};
 use crate::maps::view::View;

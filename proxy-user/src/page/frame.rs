@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::clients::{Client, begun};
-use super::sample::{Examples, Sample};
+use super::sampler::{Examples, Sample};
 use crate::config::page::Shows;
 use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
 use proxy_cli::page::PageQuery;

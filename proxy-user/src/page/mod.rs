@@ -5,7 +5,6 @@ mod agent;
 mod clients;
 mod frame;
 mod log;
-mod sample;
 mod sampler;
 
 pub use agent::Agent;

@@ -6,9 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::clients::{Client, KnownFlows, clients};
-use super::sample::{Examples, Sample};
 use crate::cli::monitor::{MonitorContext, MonitorLine};
-use crate::maps::view::{Listener, Snapshot, View};
+use crate::maps::view::{LastEvents, Snapshot, View};
 use crate::rates::{Counters, Rates};
 
 /// Time between two looks.
@@ -17,8 +16,6 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const FIRST: Duration = Duration::from_millis(500);
 /// How often the ring of events is read; the ring holds the events of a far longer time.
 const POLL: Duration = Duration::from_millis(50);
-/// Maximum number of examples of each reason.
-const EXAMPLES: usize = 8;
 
 /// State that is kept between two looks.
 pub(super) struct Sampler<'a> {
@@ -30,15 +27,22 @@ pub(super) struct Sampler<'a> {
     before: Option<Counters>,
     known: KnownFlows,
     names: Snapshot,
-    listener: Option<(Listener, Instant)>,
+    events: LastEvents,
     examples: Examples,
 }
 
 impl<'a> Sampler<'a> {
     pub(super) fn new(bpffs: &'a Path, is_open: bool) -> Self {
-        let (before, listener) = (None, None);
-        let (known, names, examples) = (KnownFlows::default(), Snapshot::default(), Examples::new());
-        Self { bpffs, is_open, is_first: true, before, known, names, listener, examples }
+        Self {
+            bpffs,
+            is_open,
+            is_first: true,
+            before: None,
+            known: KnownFlows::default(),
+            names: Snapshot::default(),
+            events: LastEvents::default(),
+            examples: Examples::new(),
+        }
     }
 
     /// Reads the maps now, and returns what happened since the previous look.
@@ -48,7 +52,8 @@ impl<'a> Sampler<'a> {
         let (rates, clients) = match read {
             Ok((rates, clients)) => (Ok(rates), clients),
             Err(failure) => {
-                (self.before, self.known, self.listener) = (None, KnownFlows::default(), None);
+                (self.before, self.known) = (None, KnownFlows::default());
+                self.events.stop();
                 (Err(failure), Vec::new())
             }
         };
@@ -69,7 +74,7 @@ impl<'a> Sampler<'a> {
         self.names.names.clone_from(&counters.snapshot.names);
         self.before = Some(counters);
         if self.is_open {
-            self.ensure_listener(&view);
+            self.events.read(Some(&view));
         }
         Ok((rates, clients))
     }
@@ -80,44 +85,37 @@ impl<'a> Sampler<'a> {
         self.is_first = false;
         while Instant::now() < end && !is_over() {
             thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
-            self.take_events();
+            self.events.read(None);
         }
-    }
-
-    /// Starts to listen for events; each of several listeners gets every event.
-    fn ensure_listener(&mut self, view: &View) {
-        if self.listener.is_none() {
-            // If this fails, there are no examples, but the counters are still read.
-            self.listener = view.listen(0).ok().map(|listener| (listener, Instant::now()));
-        }
+        self.take_events();
     }
 
     fn take_events(&mut self) {
-        let Some((mut listener, mut renewed)) = self.listener.take() else { return };
-        let now = Instant::now();
-        if now - renewed >= Listener::RENEWAL {
-            if listener.renew().is_err() {
-                return;
-            }
-            renewed = now;
-        }
-        let mut last: BTreeMap<u32, VecDeque<_>> = BTreeMap::new();
-        while let Some(event) = listener.next_event() {
-            // In a flood of events, only the last ones of each reason are formatted.
-            let events = last.entry(event.reason).or_default();
-            events.push_back(event);
-            if events.len() > EXAMPLES {
-                events.pop_front();
-            }
-        }
         let world = MonitorContext::now();
-        for event in last.into_values().flatten() {
+        for event in self.events.take() {
             let line = MonitorLine::new(&event, &self.names, &world);
             let Some(reason) = line.reason() else { continue };
             let examples = self.examples.entry(reason).or_default();
             examples.push_front(line);
-            examples.truncate(EXAMPLES);
+            examples.truncate(LastEvents::MOST);
         }
-        self.listener = Some((listener, renewed));
     }
+}
+
+/// The last examples of each reason, newest first.
+pub(super) type Examples = BTreeMap<&'static str, VecDeque<MonitorLine>>;
+
+/// The result of one look at the maps.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// Time of the look.
+    pub at: SystemTime,
+    /// Rates since the previous look, or why the maps cannot be read.
+    pub rates: Result<Rates, String>,
+    /// Clients of the Service ports; empty unless addresses are shown.
+    pub clients: Vec<Client>,
+    /// Examples of refused and dropped packets and calls since the page was opened; empty unless addresses are shown.
+    pub examples: Examples,
+    /// Current problems, in sentences.
+    pub problems: Vec<String>,
 }

@@ -7,7 +7,7 @@ use super::frame;
 use proxy_cli::page::{PageQuery, Refusal, Source as _};
 
 use super::Agent;
-use super::sample::{Examples, Sample};
+use super::sampler::{Examples, Sample};
 use crate::config::page::{PageSettings, Shows};
 use crate::rates::tests::{endpoint, service, two_looks};
 use crate::rates::{Counters, Rates};

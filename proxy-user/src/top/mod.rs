@@ -4,7 +4,6 @@
 //! maps are pinned, so all screens work while the agent does not run; the first line then says so.
 
 mod draw;
-mod sample;
 mod sampler;
 mod state;
 mod text;
@@ -17,6 +16,8 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use sampler::{Sample, Sampler};
+use state::Top;
 
 use crate::cli::colour;
 use crate::cli::selector::SelectInMaps as _;
@@ -27,9 +28,6 @@ use proxy_cli::args::list::Output;
 use proxy_cli::args::top::{Screen, SortBy, TopArgs};
 use proxy_cli::output::{Column, List, ListError, Row};
 use proxy_cli::selector::{AskLabels, ServiceSelector};
-use sample::Sample;
-use sampler::Sampler;
-use state::Top;
 
 /// How long the loop waits for a key before it checks for a new look.
 const KEYS: Duration = Duration::from_millis(50);

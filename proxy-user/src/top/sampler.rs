@@ -1,6 +1,5 @@
 //! Reads the maps in a separate thread.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,12 +7,9 @@ use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use proxy_common::event::Event;
-
-use super::sample::{EXAMPLES, Sample};
 use crate::cli::monitor::{MonitorContext, MonitorLine};
-use crate::cli::show::probe;
-use crate::maps::view::{Listener, View};
+use crate::cli::show::{AgentState, probe};
+use crate::maps::view::{FlowRow, LastEvents, Snapshot, View};
 use crate::rates::Counters;
 use proxy_cli::args::top::{Screen, TopArgs};
 use proxy_cli::value::Listen;
@@ -42,10 +38,9 @@ pub(super) struct Sampler {
     bpffs: PathBuf,
     interval: Duration,
     listen: Option<Listen>,
-    listener: Option<(Listener, Instant)>,
-    /// The last events of each reason since the previous look: in a flood of events, only these are formatted.
-    events: BTreeMap<u32, VecDeque<Event>>,
-    names: crate::maps::view::Snapshot,
+    /// The events since the previous look.
+    events: LastEvents,
+    names: Snapshot,
 }
 
 impl Sampler {
@@ -55,9 +50,8 @@ impl Sampler {
             bpffs: args.maps.bpffs.clone(),
             interval: args.interval.max(POLL),
             listen: args.agent.metrics_bind_address,
-            listener: None,
-            events: BTreeMap::new(),
-            names: crate::maps::view::Snapshot::default(),
+            events: LastEvents::default(),
+            names: Snapshot::default(),
         }
     }
 
@@ -113,7 +107,7 @@ impl Sampler {
 
     fn examples(&mut self) -> Vec<(&'static str, String)> {
         let world = MonitorContext::now();
-        let events = std::mem::take(&mut self.events).into_values().flatten();
+        let events = self.events.take();
         let lines = events.map(|event| MonitorLine::new(&event, &self.names, &world));
         lines.filter_map(|line| Some((line.reason()?, line.text()))).collect()
     }
@@ -121,26 +115,22 @@ impl Sampler {
     /// Listens for events while drops are shown; each of several listeners gets every event.
     fn ensure_listener(&mut self, screen: Screen) {
         if screen != Screen::Drops {
-            self.listener = None;
+            self.events.stop();
             return;
         }
-        let now = Instant::now();
-        let held = match self.listener.take() {
-            Some((mut listener, renewed)) if now - renewed >= Listener::RENEWAL => {
-                listener.renew().ok().map(|()| (listener, now))
-            }
-            Some(held) => Some(held),
-            // If this fails, there are no examples, but the counters are still read.
-            None => self.view.listen(0).ok().map(|listener| (listener, now)),
-        };
-        let Some((mut listener, renewed)) = held else { return };
-        while let Some(event) = listener.next_event() {
-            let last = self.events.entry(event.reason).or_default();
-            last.push_back(event);
-            if last.len() > EXAMPLES {
-                last.pop_front();
-            }
-        }
-        self.listener = Some((listener, renewed));
+        self.events.read(Some(&self.view));
     }
+}
+
+/// The result of one look at the maps.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// The counters, or why they cannot be read.
+    pub counters: Result<Counters, String>,
+    /// State of the agent.
+    pub agent: AgentState,
+    /// Flows, if they are shown.
+    pub flows: Vec<FlowRow>,
+    /// Refused and dropped packets and calls since the previous look, if shown: the reason's label, and the event as text.
+    pub examples: Vec<(&'static str, String)>,
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::sample::{EXAMPLES, Sample};
+use super::sampler::Sample;
 use crate::cli::selector::SelectInMaps as _;
 use crate::cli::show::AgentState;
-use crate::maps::view::FlowRow;
+use crate::maps::view::{FlowRow, LastEvents};
 use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
 use proxy_cli::args::top::{Screen, SortBy};
 use proxy_cli::selector::ServiceSelector;
@@ -90,7 +90,7 @@ impl Top {
         for (reason, text) in sample.examples {
             let examples = self.examples.entry(reason).or_default();
             examples.push_front(text);
-            examples.truncate(EXAMPLES);
+            examples.truncate(LastEvents::MOST);
         }
         let counters = match sample.counters {
             Ok(counters) => counters,

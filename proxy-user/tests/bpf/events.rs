@@ -66,7 +66,7 @@ fn has_all_fields(family: Family, harness: &mut Harness) {
     // Without a listener, nothing is recorded.
     harness.run(Hook::Ingress, &syn(family, 999, &empty));
     let mut listener = harness.view().listen(1).unwrap();
-    assert_eq!(listener.next_event(), None);
+    assert_eq!(listener.next_event().unwrap(), None);
     let client = family.client(9, 1000);
     for service in [&web, &empty, &local] {
         harness.run(Hook::Ingress, &syn(family, 1000, service));
@@ -90,12 +90,12 @@ fn has_all_fields(family: Family, harness: &mut Harness) {
     ];
     let mut last = 0;
     for expected in expected {
-        let found = listener.next_event().unwrap();
+        let found = listener.next_event().unwrap().unwrap();
         assert!(found.time > last, "in order: {found:?}");
         last = found.time;
         assert_eq!(Event { time: 0, ..found }, expected);
     }
-    assert_eq!(listener.next_event(), None);
+    assert_eq!(listener.next_event().unwrap(), None);
     assert_eq!(listener.lost(), 0);
 }
 
@@ -104,7 +104,7 @@ fn several(family: Family, harness: &mut Harness) {
     harness.serve(&[web.clone(), empty.clone()]);
     let count = |listener: &mut proxy_user::maps::view::Listener| {
         let mut kinds = [0; 5];
-        while let Some(event) = listener.next_event() {
+        while let Some(event) = listener.next_event().unwrap() {
             kinds[usize::from(event.kind)] += 1;
         }
         kinds
@@ -153,7 +153,7 @@ fn full(family: Family, harness: &mut Harness) {
     let lost = fast.lost();
     assert!((more..more + 10).contains(&lost), "{lost} lost");
     let drain = |listener: &mut proxy_user::maps::view::Listener| {
-        std::iter::from_fn(|| listener.next_event()).count() as u64
+        std::iter::from_fn(|| listener.next_event().unwrap()).count() as u64
     };
     assert_eq!(drain(&mut fast) + lost, ring + more);
     for _ in 0..more {
@@ -180,8 +180,8 @@ fn killed(family: Family, harness: &mut Harness) {
     harness.run(Hook::Ingress, &syn(family, 1, &empty));
     assert_eq!(harness.monitor().until, 0, "the first that comes later switches it off");
     let mut next = harness.view().listen(1).unwrap();
-    assert_eq!(next.next_event(), None);
+    assert_eq!(next.next_event().unwrap(), None);
     assert_eq!(harness.monitor().leases[1].until, 0, "its lease is taken over");
     harness.run(Hook::Ingress, &syn(family, 2, &empty));
-    assert_eq!(next.next_event().map(|event| event.kind), Some(EVENT_REJECT));
+    assert_eq!(next.next_event().unwrap().map(|event| event.kind), Some(EVENT_REJECT));
 }

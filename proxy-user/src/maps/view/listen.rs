@@ -1,8 +1,8 @@
 //! A listener to `events`, of which there may be several: see [`proxy_common::event`].
 
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use aya::maps::MapType;
 use proxy_common::event::{Event, LEASE_NANOSECONDS, LEASES, Lease, Monitor};
@@ -14,6 +14,9 @@ use super::{View, ViewError};
 use crate::maps::mapping::Mapping;
 
 const WORDS: usize = size_of::<Event>() / 4;
+
+/// Nanoseconds after which a lease is renewed.
+const RENEWAL: u64 = LEASE_NANOSECONDS / 6;
 
 /// A registered listener. While there is one, the programs report refusals and new connections.
 pub struct Listener {
@@ -44,9 +47,6 @@ impl View {
 }
 
 impl Listener {
-    /// Interval at which a lease has to be renewed.
-    pub const RENEWAL: Duration = Duration::from_nanos(LEASE_NANOSECONDS / 6);
-
     /// Renews the lease. A listener whose process was stopped for long takes another lease.
     pub fn renew(&mut self) -> Result<(), ViewError> {
         let (now, old) = (now(), self.until);
@@ -61,21 +61,63 @@ impl Listener {
         Ok(())
     }
 
-    /// Returns the next event; `None` if there is none yet. Events do not wake a reader: the caller has to poll.
-    pub fn next_event(&mut self) -> Option<Event> {
-        loop {
-            let words = self.ring.next::<WORDS>()?;
+    /// Returns the next event; `None` if there is none yet. Renews the lease if that is due. Events do not wake a reader: the
+    /// caller has to poll, more often than the lease lasts.
+    pub fn next_event(&mut self) -> Result<Option<Event>, ViewError> {
+        if now() + LEASE_NANOSECONDS >= self.until + RENEWAL {
+            self.renew()?;
+        }
+        while let Some(words) = self.ring.next::<WORDS>() {
             // SAFETY: both types have one size, and every bit pattern is an event (`Plain`).
             let event = unsafe { std::mem::transmute::<[u32; WORDS], Event>(words) };
             if event.time >= self.begun {
-                return Some(event);
+                return Ok(Some(event));
             }
         }
+        Ok(None)
     }
 
     /// Returns the number of events that were lost since this listener started.
     pub fn lost(&self) -> u64 {
         self.shared.lost().wrapping_sub(self.lost_before) + self.ring.missed()
+    }
+}
+
+/// The last events of each reason, as examples: in a flood of events, only these are kept.
+#[derive(Default)]
+pub struct LastEvents {
+    listener: Option<Listener>,
+    events: BTreeMap<u32, VecDeque<Event>>,
+}
+
+impl LastEvents {
+    /// The most events of each reason.
+    pub const MOST: usize = 8;
+
+    /// Reads new events. Starts to listen first, if it does not listen yet and has the maps; if that fails, there are no examples.
+    pub fn read(&mut self, view: Option<&View>) {
+        let Some(mut listener) = self.listener.take().or_else(|| view?.listen(0).ok()) else { return };
+        while let Ok(event) = listener.next_event() {
+            let Some(event) = event else {
+                self.listener = Some(listener);
+                return;
+            };
+            let last = self.events.entry(event.reason).or_default();
+            last.push_back(event);
+            if last.len() > Self::MOST {
+                last.pop_front();
+            }
+        }
+    }
+
+    /// Stops to listen.
+    pub fn stop(&mut self) {
+        self.listener = None;
+    }
+
+    /// Removes and returns the events.
+    pub fn take(&mut self) -> impl Iterator<Item = Event> + use<> {
+        std::mem::take(&mut self.events).into_values().flatten()
     }
 }
 

@@ -52,7 +52,7 @@ pub use flow_row::{FlowCounts, FlowRow, Forwarding};
 pub use flows::monotonic;
 pub(super) use flows::{not_before, now};
 pub use latency::Example;
-pub use listen::Listener;
+pub use listen::{LastEvents, Listener};
 pub use load::Counted;
 pub use moves::{FlowId, MovableFlow, RebalancedPort};
 pub use rows::{
