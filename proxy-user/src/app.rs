@@ -49,21 +49,19 @@ mod api_access;
 mod attach;
 mod config_file;
 mod end_udp_sockets;
-mod follow;
 mod init;
 mod memory;
 mod notices;
 mod objects;
 mod otlp;
-mod path_mtu;
 pub mod supervisor;
 mod watches;
 
 pub use api_access::{ASK, api_access};
 pub use end_udp_sockets::end_udp_sockets;
-use follow::follow;
 pub use init::{init, write_config};
 use supervisor::Supervisor;
+use watches::follow;
 
 /// The number of events that may wait for the driver. If the queue is full, the source waits, so that memory does not grow.
 const QUEUE: usize = 1024;
@@ -271,7 +269,7 @@ async fn serve(
     tasks.spawn_optional(grow_flows(programs.pin_dir(), report));
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("path MTU", problem);
-    tasks.spawn_optional(path_mtu::learn(status.clone(), report));
+    tasks.spawn_optional(watches::learn_path_mtu(status.clone(), report));
     tasks.spawn_optional(forget(programs.pin_dir(), config.bpffs.clone()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));

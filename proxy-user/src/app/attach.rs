@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::follow::follow;
+use super::watches::follow;
 use crate::config::RunConfig;
 use crate::driver::Status;
 use crate::host::follow::Devices;

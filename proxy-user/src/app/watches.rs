@@ -1,10 +1,13 @@
-//! Reports watches of the API server that fail: what is programmed stays, but changes do not arrive.
+//! Tasks that follow a value that changes, and report it: watches of the API server that fail (what is programmed stays, but
+//! changes do not arrive), and the path MTU between nodes.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use crate::driver::Status;
+use crate::host::tunnel_errors::TunnelErrors;
 use proxy_core::model::Watches;
 
 /// How long a watch must fail until it is reported: a restart of the API server is no fault.
@@ -31,6 +34,37 @@ fn fault(watches: &Watches) -> Option<String> {
         resources.join(", "),
         first.error
     ))
+}
+
+/// Reports the value now and after each change, until its sender is dropped.
+pub async fn follow<T>(mut changes: watch::Receiver<T>, report: impl Fn(&T)) {
+    loop {
+        report(&changes.borrow_and_update());
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps the sockets for errors about encapsulated packets open while a Service has DSR.
+pub async fn learn_path_mtu(mut status: watch::Receiver<Status>, report: impl Fn(Option<String>)) {
+    loop {
+        if status.wait_for(|status| status.needs_nodes.is_some()).await.is_err() {
+            return;
+        }
+        // Holds the sockets until no Service has DSR.
+        let errors = TunnelErrors::open();
+        report(errors.as_ref().err().map(|error| {
+            format!(
+                "the path MTU to other nodes is not learned, and long packets of clients may be lost: cannot open a raw \
+                 socket: {error}; grant CAP_NET_RAW, which the chart does with forwardingMode dsr or hybrid"
+            )
+        }));
+        if status.wait_for(|status| status.needs_nodes.is_none()).await.is_err() {
+            return;
+        }
+        report(None);
+    }
 }
 
 #[cfg(test)]

@@ -6,9 +6,7 @@
 //! counts only if it still exists after [`GRACE`] and the object has not changed since. It is then repaired, logged and
 //! counted: it is a fault of Ballast or of the API server, and raises an alert.
 
-mod api;
 mod frontends;
-mod kernel;
 mod objects;
 mod sources;
 

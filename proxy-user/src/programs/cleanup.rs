@@ -1,19 +1,17 @@
 //! `ballast cleanup`: removes everything that belongs to Ballast, and nothing else.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use super::bpf::Link;
 use super::clsact;
-use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
 use super::leave::leave_what_begins;
 use super::links::{self, Cgroup};
 use super::pins::{self, Paths};
-use crate::host::devices;
+use crate::host::devices::{self, device_name};
 use crate::host::lock;
 use crate::host::netfilter::masquerade;
 use crate::host::netlink::Netlink;

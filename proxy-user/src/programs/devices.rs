@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::{io, iter};
 
 use super::clsact::{self, Filter};
-use super::device::device_name;
 use super::hooks::Direction;
 use super::loaded::Programs;
 use super::{Error, calls, status};
-use crate::host::devices::Device;
+use crate::host::devices::{Device, device_name};
 use crate::host::follow::Devices;
 use crate::host::manager::DeviceHooks;
 use crate::maps::settings;

@@ -7,7 +7,7 @@ use aya::EbpfError;
 use aya::maps::MapError;
 use aya::programs::ProgramError;
 
-use super::forbidden::Forbidden;
+use super::privileges::Forbidden;
 
 /// An error of [`programs`](crate::programs).
 #[derive(Debug, thiserror::Error)]

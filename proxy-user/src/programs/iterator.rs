@@ -1,11 +1,12 @@
-//! The programs that list sockets which were translated for a Service.
+//! The programs that list sockets which were translated for a Service, and the maps that they read.
 
-use std::io::{ErrorKind, Read as _};
+use std::fmt;
+use std::io::{self, ErrorKind, Read as _};
 use std::os::fd::AsFd as _;
-use std::{fmt, io};
+use std::path::Path;
 
 use aya::Btf;
-use aya::maps::MapData;
+use aya::maps::{MapData, MapInfo};
 use aya::programs::Iter;
 use proxy_common::map_names::SOCKET_STORAGE;
 use proxy_common::socket::TranslatedSocket;
@@ -13,8 +14,9 @@ use proxy_common::socket::TranslatedSocket;
 use super::bpf::Link;
 use super::error::Error;
 use super::hooks::{ALL_ITERATOR, TCP_ITERATOR, UDP_ITERATOR};
-use super::object;
+use super::object::{self, EMBEDDED};
 use super::pins::Paths;
+use super::privileges;
 use super::program::{program_mut, refused};
 
 /// The file with the kernel's types (`CONFIG_DEBUG_INFO_BTF`).
@@ -107,6 +109,42 @@ fn sockets(bytes: &[u8]) -> io::Result<Vec<TranslatedSocket>> {
         .iter()
         .map(|record| unsafe { record.as_ptr().cast::<TranslatedSocket>().read_unaligned() })
         .collect())
+}
+
+/// The maps that the attached programs use.
+#[derive(Clone, Debug)]
+pub struct CurrentMaps {
+    paths: Paths,
+    /// Id of one of the maps: maps that are created anew have other ids.
+    id: u32,
+}
+
+impl CurrentMaps {
+    /// Finds the maps below this bpffs; `None` while no agent has attached programs that use them. Fails if a user other
+    /// than root could have put the maps there.
+    pub fn find(bpffs: &Path) -> Result<Option<Self>, Error> {
+        privileges::require()?;
+        let paths = Paths::new(bpffs);
+        match paths.require_owner() {
+            Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+            checked => checked?,
+        }
+        Ok(if paths.is_current() { id(&paths).map(|id| Self { paths, id }) } else { None })
+    }
+
+    /// Whether the attached programs still use these maps: an upgrade or `ballast cleanup` may have replaced them.
+    pub fn still(&self) -> bool {
+        self.paths.is_current() && id(&self.paths) == Some(self.id)
+    }
+
+    /// Does the same as [`Programs::socket_iterator`](super::Programs::socket_iterator).
+    pub fn socket_iterator(&self, which: Iterated) -> Result<SocketIterator, Error> {
+        SocketIterator::load(EMBEDDED, &self.paths, which)
+    }
+}
+
+fn id(paths: &Paths) -> Option<u32> {
+    MapInfo::from_pin(paths.maps().join(SOCKET_STORAGE)).ok().map(|info| info.id())
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use aya::Ebpf;
 
 use super::bpf::Link;
 use super::clsact;
-use super::embedded::EMBEDDED;
 use super::error::Error;
 use super::hooks::Direction;
 use super::object;
+use super::object::EMBEDDED;
 use super::pins::Paths;
 use super::program::program;
 use super::status;

@@ -12,8 +12,6 @@ use aya::Ebpf;
 use aya::programs::ProgramInfo;
 use tokio::sync::watch;
 
-use super::clsact;
-use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
 use super::iterator::{Iterated, SocketIterator};
@@ -25,7 +23,8 @@ use super::repairs::{self, Repairs};
 use super::settings::{Settings, TcxOrder};
 use super::status::attached;
 use super::xdp::keeper::{Keeper, Xdp};
-use super::{bpf, cleanup, object, privileges};
+use super::{bpf, cleanup, clsact, object, privileges};
+use crate::host::devices::device_name;
 use crate::host::lock;
 use crate::host::netlink::Netlink;
 

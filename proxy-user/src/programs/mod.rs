@@ -9,16 +9,10 @@ pub mod hooks;
 pub mod pins;
 
 mod calls;
-mod capacities;
 mod clock;
 mod clsact;
-mod current_maps;
-mod device;
 mod devices;
-mod elsewhere;
-mod embedded;
 mod error;
-mod forbidden;
 mod iterator;
 mod kernel;
 mod leave;
@@ -27,35 +21,30 @@ mod loaded;
 mod notice;
 mod object;
 mod privileges;
-mod probe;
 mod program;
 mod repair;
 mod repairs;
 mod settings;
 mod status;
-mod verify;
 mod xdp;
 
-pub use capacities::Capacities;
 pub use cleanup::{Cleanup, DetachHooks, cleanup, cleanup_before, dry_run};
-pub use current_maps::CurrentMaps;
-pub use elsewhere::{PinnedElsewhere, pinned_elsewhere};
-pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
-pub use forbidden::{Forbidden, forbidden};
-pub use iterator::{Iterated, SocketIterator};
+pub use iterator::{CurrentMaps, Iterated, SocketIterator};
 pub use kernel::{
-    MissingFeature, OLDEST, interleaves_packets, is_too_old, known_missing_features, missing_features,
+    MAPS, MissingFeature, OLDEST, PROGRAMS, interleaves_packets, is_too_old, known_missing_features,
+    loaded_names, missing_features, missing_maps, missing_programs,
 };
-pub use links::AttachOutcome;
+pub use links::{AttachOutcome, PinnedElsewhere, pinned_elsewhere};
 pub use loaded::{ProgramStatus, Programs, require_unused};
 pub use notice::StartNotice;
-pub use object::{create_segments, load_packet_path};
+pub use object::{EMBEDDED, create_segments, load_packet_path, release_object};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
-pub use privileges::{missing as missing_capabilities, require as require_capabilities};
-pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};
+pub use privileges::{
+    Forbidden, forbidden, missing as missing_capabilities, require as require_capabilities,
+};
 pub use repair::Repair;
 pub use repairs::Repairs;
-pub use settings::{ClsactPriority, PacketHook, Settings, TcxOrder};
+pub use settings::{Capacities, ClsactPriority, PacketHook, Settings, TcxOrder};
 pub use status::{Attachment, attachments};
 pub use xdp::keeper::{AttachedXdp, Xdp, XdpDevice, XdpDevices};

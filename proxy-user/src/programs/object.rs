@@ -1,11 +1,9 @@
 //! Creates the pinned maps and loads the programs from the BPF object.
 
-use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
-use std::thread;
+use std::{fs, io, thread};
 
 use aya::maps::{Array, MapInfo};
 use aya::programs::SchedClassifier;
@@ -15,13 +13,13 @@ use proxy_common::config::NodeConfig;
 use proxy_common::flow::buckets_for;
 use proxy_common::map_names as names;
 
-use super::capacities::Capacities;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
 use super::notice::StartNotice;
 use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
-use super::{calls, clock, kernel, verify};
+use super::settings::Capacities;
+use super::{calls, clock, kernel, program};
 use crate::maps::segments::{self, SegmentShape};
 use crate::maps::sys;
 
@@ -277,7 +275,7 @@ fn packet_programs() -> impl Iterator<Item = &'static str> {
 
 /// Loads the packet programs and the programs that they tail-call.
 pub fn load_packet_path(ebpf: &mut Ebpf) -> Result<(), Error> {
-    verify::load(verify::pick(ebpf, packet_programs())?).into_iter().next().map_or(Ok(()), Err)?;
+    program::load(program::pick(ebpf, packet_programs())?).into_iter().next().map_or(Ok(()), Err)?;
     calls::connect(ebpf)
 }
 
@@ -292,14 +290,14 @@ fn load_programs(
     clock.load().map_err(refused(CLOCK))?;
     let sockets = SOCKET_HOOKS.map(|(name, _)| name);
     let all = [CLOCK].into_iter().chain(xdp).chain(packet_programs()).chain(sockets);
-    let mut programs = verify::pick(ebpf, all)?.into_iter();
+    let mut programs = program::pick(ebpf, all)?.into_iter();
     let clock = programs.next().and_then(|(_, clock)| <&SchedClassifier>::try_from(&*clock).ok());
     let clock = clock.ok_or(Error::Incomplete { kind: "program", name: CLOCK })?;
     let measure = || known.map_or_else(|| clock::measure_hz(clock), Ok);
     let (refused, hz) = thread::scope(|scope| {
         let measuring = thread::Builder::new().spawn_scoped(scope, measure);
-        let refused = verify::load(programs.collect());
-        (refused, measuring.map_or_else(|_| measure(), verify::join))
+        let refused = program::load(programs.collect());
+        (refused, measuring.map_or_else(|_| measure(), program::join))
     });
     let is_xdp = |error: &Error| matches!(error, Error::Program { name, .. } if Some(*name) == xdp);
     let (mut unusable_xdp, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_xdp);
@@ -357,6 +355,22 @@ fn random_seed() -> u32 {
     (random as u32).max(1)
 }
 
+/// The BPF object inside this binary; empty if the binary was built without one.
+pub static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ballast.bpf.o"));
+
+/// Lets the kernel reclaim the memory of [`EMBEDDED`]. The kernel reads it from this program's file again when it is needed:
+/// for a device without link-layer header, or to list sockets.
+pub fn release_object() {
+    let (page, start) = (rustix::param::page_size(), EMBEDDED.as_ptr().addr());
+    let (first, end) = (start.next_multiple_of(page), (start + EMBEDDED.len()) / page * page);
+    if first < end {
+        let address = EMBEDDED.as_ptr().wrapping_add(first - start).cast_mut().cast();
+        // SAFETY: whole pages of a constant, which are never written: the kernel reads the same bytes from the file again.
+        // If the call fails, the pages stay in memory.
+        let _ = unsafe { rustix::mm::madvise(address, end - first, rustix::mm::Advice::LinuxDontNeed) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use aya::maps::MapData;
@@ -410,7 +424,7 @@ mod tests {
         use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
         let folder = tempfile::tempdir().unwrap();
         rustix::mount::mount("bpf", folder.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
-        let mut object = Object::parse(super::super::EMBEDDED).unwrap();
+        let mut object = Object::parse(EMBEDDED).unwrap();
         let btf = load_btf(&mut object).unwrap();
         // Those of this thread.
         let all = capabilities(None).unwrap();
@@ -436,7 +450,7 @@ mod tests {
     fn every_segment_has_the_types_by_which_bpftool_prints_fields() {
         let folder = tempfile::tempdir().unwrap();
         rustix::mount::mount("bpf", folder.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
-        let mut object = Object::parse(super::super::EMBEDDED).unwrap();
+        let mut object = Object::parse(EMBEDDED).unwrap();
         let btf = load_btf(&mut object).unwrap();
         let kinds = names::SEGMENTED.iter().map(|name| {
             let segment = segment_of(&object, name).unwrap();

@@ -9,9 +9,9 @@ use aya::programs::loaded_programs;
 
 use super::bpf::{Hook, Link, LinkInfo};
 use super::clsact::{self, Filter};
-use super::device::{device_name, known_device_name};
 use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
+use crate::host::devices::{device_name, known_device_name};
 use crate::host::netlink::Netlink;
 
 /// A program of Ballast at a hook, attached by a pinned link or by a filter of the clsact qdisc.

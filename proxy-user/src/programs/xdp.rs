@@ -5,7 +5,6 @@
 //! all packets, and the agent reports this.
 
 pub mod keeper;
-mod refusals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,8 +15,7 @@ use aya::maps::{HashMap, Map, MapData};
 use proxy_common::map_names as names;
 use proxy_common::node::DEVICE_UPLINK;
 
-use self::keeper::{AttachedXdp, XdpDevice, XdpDevices};
-use self::refusals::{NO_DRIVER, Refusal};
+use self::keeper::{AttachedXdp, NO_DRIVER, Refusal, XdpDevice, XdpDevices};
 use super::bpf::{Hook, Link, LinkInfo};
 use super::hooks::{pinned_xdp, xdp_pin};
 use super::links::{self, AttachOutcome, AttachPoint};

@@ -5,9 +5,8 @@ use std::io::Write;
 use proxy_cli::selector::{AskLabels, ServiceSelector};
 use proxy_common::map_names;
 
-use super::answer::CommandOutput;
 use super::backend::AskPlaces;
-use super::error::ShowError;
+use super::error::{CommandOutput, ShowError};
 use super::flow::FlowSelection;
 use super::service::{ReportedState, ServiceProblems};
 use super::stats::Meter;

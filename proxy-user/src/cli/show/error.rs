@@ -1,4 +1,4 @@
-//! Errors of the reading commands.
+//! Errors of the commands that show state, and their output.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -117,6 +117,15 @@ impl From<io::Error> for ShowError {
     fn from(error: io::Error) -> Self {
         Self::Write(error)
     }
+}
+
+/// An answer, ready to be printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandOutput {
+    /// Text to print.
+    pub text: String,
+    /// Whether all is well; the exit code depends on it.
+    pub well: bool,
 }
 
 #[cfg(test)]

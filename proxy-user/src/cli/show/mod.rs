@@ -3,7 +3,6 @@
 //! Each answer is a pure function of rows; only `commands` and `change` do I/O. In JSON, field names are stable, ages are in
 //! seconds, addresses are strings, and unknown values are `null`.
 
-mod answer;
 mod backend;
 mod by_service;
 mod change;
@@ -23,11 +22,10 @@ mod stats;
 mod status;
 mod zero;
 
-pub use answer::CommandOutput;
 pub use backend::{AskPlaces, list as backend_list};
 pub use commands::{AskApi, backends, flows, maps, services, stats, status};
 pub use config::config;
-pub use error::{AskError, ShowError};
+pub use error::{AskError, CommandOutput, ShowError};
 pub use flow::{FlowSelection, list as flow_list};
 pub(super) use map::is_nearly_full;
 pub use map::list as map_list;
