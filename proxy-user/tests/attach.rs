@@ -145,7 +145,7 @@ fn programs_of_others_survive_everything() {
         let theirs = [on_socket.info().unwrap(), on_packet.info().unwrap()];
 
         for _ in 0..2 {
-            let agent = node.serve(device);
+            let _agent = node.serve(device);
             assert_eq!(
                 (node.links_on_cgroup().len(), links_on_device(device).len()),
                 (SOCKET_HOOKS.len() + 1, 3)

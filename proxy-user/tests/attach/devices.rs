@@ -159,7 +159,7 @@ fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
 fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
     on_node(|node| {
         let device = veth("v0");
-        let agent = node.serve(device);
+        let _agent = node.serve(device);
         let (bpffs, cgroup) = (node.bpffs.join("other"), node.cgroup.join("other"));
         fs::create_dir(&bpffs).unwrap();
         fs::create_dir(&cgroup).unwrap();
