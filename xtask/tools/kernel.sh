@@ -24,24 +24,28 @@ readonly parts=('*/boot/vmlinuz-*' '*/vmlinuz' '*/modules.*' '*/kernel/net/*' '*
     '*/kernel/drivers/net/'{geneve,ifb,macsec,macvlan,net_failover,netkit,tun,veth,virtio_net,vrf}'.ko*'
     '*/kernel/drivers/'{ptp,pps,dca,i2c}'/*')
 
-# Sets the distribution of a line, the suites with its packages (a release, then its updates), and the prefix of its versions.
+# Sets the distribution of a line, the suites with its packages (a release, then its updates), the prefix of its versions, and that
+# of its flavour: a line that ends in `-rt` is that of the kernels with PREEMPT_RT.
 line() {
-    version=${1//./\\.}
-    case $1 in
+    local plain=${1%-rt}
+    version=${plain//./\\.} realtime=
+    [ "$plain" = "$1" ] || realtime=rt-
+    case $plain in
         5.10) distribution=debian suites='bullseye bullseye-security' ;;
         5.13) distribution=ubuntu suites='focal focal-updates focal-security' ;;
         5.15 | 5.19) distribution=ubuntu suites='jammy jammy-updates jammy-security' ;;
         6.1) distribution=debian suites='bookworm bookworm-security' ;;
         6.12) distribution=debian suites='trixie trixie-security' ;;
         sid) distribution=debian suites=sid version='[0-9]+\.[0-9]+' ;;
-        *) die "no kernel $1; there are 5.10, 5.13, 5.15, 5.19, 6.1, 6.12, sid, running" ;;
+        *) die "no kernel $1; there are 5.10, 5.13, 5.15, 5.19, 6.1, 6.12, sid, each of Debian's also with -rt, and running" ;;
     esac
+    [ -z "$realtime" ] || [ "$distribution" = debian ] || die "no kernel $1: only Debian packages kernels with PREEMPT_RT"
 }
 
 # Chooses the package of the line's newest kernel of the plain flavour for the architecture `$1`; standard input has one package
 # per line. A dash in a version may only be followed by a build number: 6.1.0-56, not 6.1.0-56-rt.
 newest() {
-    local flavour=$1
+    local flavour=$realtime$1
     [ "$distribution" = debian ] || flavour=generic
     grep -E "^linux-image-$version\.[0-9][^-]*(-[0-9]+)*-$flavour\$" | sort -V | tail -n 1 || true
 }

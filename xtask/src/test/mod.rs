@@ -21,7 +21,8 @@ pub struct Args {
     #[arg(value_enum)]
     pub rungs: Vec<Rung>,
     /// Boot the newest kernel of this series in qemu, and check that every program loads and works: 5.10, 5.13, 5.15, 5.19, 6.1,
-    /// 6.12, sid (the newest of Debian unstable); or `running`: the kernel of this machine, without qemu
+    /// 6.12, sid (the newest of Debian unstable), and 6.1-rt, 6.12-rt, sid-rt with `PREEMPT_RT`; or `running`: the kernel of this
+    /// machine, without qemu
     #[arg(long, value_name = "LINE", conflicts_with = "rungs")]
     pub kernel: Option<String>,
     /// The architecture of that kernel

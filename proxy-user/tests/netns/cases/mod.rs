@@ -43,6 +43,7 @@ mod page;
 mod page_cluster;
 mod path_mtu;
 mod ping;
+mod realtime;
 mod rebalance;
 mod removal;
 mod repair;
@@ -174,18 +175,22 @@ pub fn official() -> Vec<Case> {
     [official::CASES, telemetry::OFFICIAL].concat()
 }
 
-/// Returns the cases for a kernel that was not tested before; none if the kernel is too old.
+/// Returns the cases for a kernel that was not tested before; none if the agent does not start on it.
 pub fn smoke() -> Vec<Case> {
-    if smoke::is_too_old() {
+    if smoke::is_too_old() || !realtime::refused().is_empty() {
         return Vec::new();
     }
     let sctp = if sctp::has_sockets() { sctp::BY_SOCKETS } else { &[] };
-    [smoke::CASES, restart::BY_KERNEL, clock::cases(), sctp].concat()
+    [smoke::CASES, restart::BY_KERNEL, clock::cases(), realtime::safe(), sctp].concat()
 }
 
 /// Returns the smoke cases that need no running agent.
 pub fn smoke_with_own_setup() -> Vec<NodesCase> {
-    if smoke::is_too_old() { smoke::TOO_OLD.to_vec() } else { smoke::PROGRAMS.to_vec() }
+    if smoke::is_too_old() {
+        smoke::TOO_OLD.to_vec()
+    } else {
+        [smoke::PROGRAMS, realtime::refused()].concat()
+    }
 }
 
 /// Ports: `tcp` 80 to 8080 and `udp` 53 to 5353, both at pod 0; `same-tcp` and `same-udp`, both port 7, at pod 0 and pod 1.

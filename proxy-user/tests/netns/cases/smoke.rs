@@ -12,7 +12,7 @@ use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, SocketKind};
 use crate::verify;
 
-const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
+pub(super) const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
 /// Flags for small maps, and for a sync period so short that the agent soon finds what was removed.
 #[rustfmt::skip]
 const SOON_AGAIN: &[&str] = &[
@@ -65,7 +65,7 @@ fn attached(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn works(fixture: &Fixture) -> Result<()> {
+pub(super) fn works(fixture: &Fixture) -> Result<()> {
     let by_packets = MissingFeature::SocketErrors.is_missing();
     if by_packets {
         // Refused calls continue as packets, which need a route out of the node.
