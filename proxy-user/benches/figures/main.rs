@@ -8,6 +8,7 @@
 
 mod agent;
 mod foreign;
+mod growth;
 #[path = "../../tests/bpf/harness.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod harness;
@@ -16,6 +17,9 @@ mod isolate;
 #[path = "../../tests/kube/mod.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
 mod kube;
+#[path = "../../tests/netns/manifest.rs"]
+#[expect(dead_code, reason = "the tests use the rest")]
+mod manifest;
 mod million;
 #[path = "../../tests/bpf/node.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
@@ -44,6 +48,9 @@ use report::Row;
 type Measure = fn(&Path) -> Vec<Row>;
 
 fn main() {
+    if let Some(family) = std::env::args().skip_while(|argument| argument != growth::SENDER).nth(1) {
+        return growth::send_datagrams(&family);
+    }
     let mut arguments = std::env::args().skip(1);
     let (mut is_bench, mut json, mut parts) = (false, None, Vec::new());
     while let Some(argument) = arguments.next() {
@@ -62,11 +69,12 @@ fn main() {
     let bpffs = isolate::isolate();
     let mut rows = Vec::new();
     let mut speeds = vec![report::speed()];
-    let all: [(&str, Measure); 8] = [
+    let all: [(&str, Measure); 9] = [
         ("packets", packets::measure),
         ("wire", wire::measure),
         ("flows", million::measure),
         ("foreign", foreign::measure),
+        ("growth", growth::measure),
         ("sockets", sockets::measure),
         ("node-ports", |_| node_ports::measure()),
         ("tables", |_| tables::measure()),

@@ -30,7 +30,8 @@ impl Row {
         target: Option<f64>,
     ) -> Self {
         let Sample { value, quartiles } = value.into();
-        let of_target = target.map(|target| value / target);
+        let of_target =
+            target.map(|target| if value <= target && target == 0.0 { 1.0 } else { value / target });
         Self { group, what: what.into(), unit, value, quartiles, target, of_target }
     }
 }

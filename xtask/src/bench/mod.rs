@@ -43,6 +43,8 @@ pub enum Part {
     Flows,
     /// Traffic between pods without Services, with and without the packet programs
     Foreign,
+    /// Maps that grow under 200,000 packets per second
+    Growth,
     /// Connections through the socket hooks, between network namespaces
     Sockets,
     /// Connections through node ports and `ClusterIP`s, compared with kube-proxy in nftables and iptables mode (needs Go)
