@@ -1,9 +1,11 @@
 //! The agent is killed and replaced, and starts without its folder; traffic is not affected.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use proxy_common::version::ABI_VERSION;
 use proxy_user::programs::attachments;
 use proxy_user::programs::bpf::tcx_links;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
@@ -28,6 +30,7 @@ const NARROW: Service = Service { ports: &[tcp(80, 9090, &[1])], ..WIDE };
 pub const CASES: &[Case] = &[
     Case { name: "restart::killed_five_times_under_load", wish: WISH, run: killed },
     Case { name: "restart::another_binary_takes_over", wish: WISH, run: replaced },
+    Case { name: "restart::another_layout_is_replaced_under_load", wish: WISH, run: other_layouts },
     Case { name: "restart::refused_programs_leave_those_that_serve", wish: WISH, run: refused },
     Case { name: "restart::without_a_folder_nothing_is_deleted", wish: WISH, run: no_folder },
     Case { name: "restart::cleanup_leaves_nothing", wish: WISH, run: cleanup },
@@ -122,6 +125,59 @@ fn replace(fixture: &Fixture) -> Result<()> {
     agent::copy_program(&agent::binary(), &copy)?;
     fixture.setup().binary = copy;
     fixture.begin()
+}
+
+/// An upgrade and a downgrade between layouts: the agent finds programs that use maps of an older version, then of a newer one.
+fn other_layouts(fixture: &Fixture) -> Result<()> {
+    for version in [ABI_VERSION - 1, ABI_VERSION + 1] {
+        let loads = loads(BUSY);
+        for (_, client) in fixture.clients() {
+            client.load(&loads)?;
+        }
+        fixture.kill()?;
+        let other = relabel(fixture, version)?;
+        fixture.begin()?;
+        eventually(SOON, || {
+            ensure!(!other.exists(), "{} is left", other.display());
+            Ok(())
+        })?;
+        // Connections that begin now are those of the new programs.
+        std::thread::sleep(Duration::from_secs(1));
+        for (path, client) in fixture.clients() {
+            for (tally, load) in client.stop()?.iter().zip(&loads) {
+                let Load { attempt, is_one_socket, .. } = load;
+                let what = format!("version {version}, {path}, {:?} to {}", attempt.kind, attempt.to);
+                if path == "socket" && attempt.kind.is_tcp() {
+                    is_clean(tally, &what, &["0/8080", "1/8080"])?;
+                    ensure!(
+                        !is_one_socket || tally.servers.len() == 1,
+                        "{what}: it moved: {:?}",
+                        tally.servers
+                    );
+                } else if !is_one_socket {
+                    // Flows are not carried over: the exchange that was going on may fail.
+                    ensure!(tally.failed <= 1, "{what}: {} failed: {:?}", tally.failed, tally.failures);
+                }
+            }
+        }
+    }
+    ensure!(fixture.log().matches("takes_over=false").count() == 3, "the maps of another version were used");
+    fixture.change(NARROW, &["1/9090"])
+}
+
+/// Gives the maps of the last agent, which the attached programs use, another version; returns their folder.
+fn relabel(fixture: &Fixture, version: u32) -> Result<PathBuf> {
+    let root = fixture.bpffs().join("ballast");
+    let (ours, other) = (format!("v{ABI_VERSION}"), format!("v{version}"));
+    fs::rename(root.join(&ours), root.join(&other))?;
+    for entry in fs::read_dir(&root)? {
+        let path = entry?.path();
+        if let Ok(map) = fs::read_link(&path) {
+            fs::remove_file(&path)?;
+            std::os::unix::fs::symlink(Path::new(&other).join(map.strip_prefix(&ours)?), &path)?;
+        }
+    }
+    Ok(root.join(other))
 }
 
 /// Instructions that call the helper `bpf_get_netns_cookie`, which socket programs do, and a helper that no kernel has.
