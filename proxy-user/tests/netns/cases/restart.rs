@@ -322,7 +322,7 @@ fn former_bpffs(fixture: &Fixture) -> Result<()> {
 }
 
 /// Returns the number of links on a cgroup, of any owner.
-fn links_on(cgroup: &std::path::Path) -> Result<usize> {
+fn links_on(cgroup: &Path) -> Result<usize> {
     use proxy_user::programs::bpf::{Hook, Link, link_ids};
     use std::os::unix::fs::MetadataExt as _;
 
