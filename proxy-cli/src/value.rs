@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde::Serializer;
 
 use proxy_core::model::settings::FlowTimeouts;
-use proxy_watch::api::convert::address;
+use proxy_watch::api::convert::address::{self, AddressError};
 
 mod algorithm;
 mod detect_local;
@@ -128,6 +128,11 @@ pub fn api_server(text: &str) -> Result<String, ValueError> {
     } else {
         Err(ValueError::ApiServer)
     }
+}
+
+/// Parses an address, as in objects ([`address::parse`]).
+pub fn address(text: &str) -> Result<IpAddr, AddressError> {
+    address::parse(text)
 }
 
 /// Parses a range of addresses, as in objects ([`address::range`]).

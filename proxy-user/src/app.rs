@@ -104,7 +104,7 @@ pub fn run(
         let telemetry =
             exporter.as_ref().map(|exporter| (exporter.logs.clone(), Arc::clone(&exporter.counts)));
         let running = otlp::start(exporter, &config).await;
-        let result = serve(options, config, origins, telemetry).await;
+        let result = Box::pin(serve(options, config, origins, telemetry)).await;
         if let Some(running) = running {
             running.finish(FLUSH_TIMEOUT).await;
         }

@@ -6,6 +6,7 @@ use std::{io, iter};
 use super::clsact::{self, Filter};
 use super::hooks::Direction;
 use super::loaded::Programs;
+use super::status::Filters;
 use super::{Error, calls, status};
 use crate::host::devices::{Device, device_name};
 use crate::host::follow::Devices;
@@ -66,9 +67,6 @@ pub struct Attached {
     /// The filters of devices that were given some.
     filters: Filters,
 }
-
-/// The filters of both directions of devices.
-type Filters = BTreeMap<u32, [(Direction, Vec<Filter>); 2]>;
 
 impl Programs {
     /// Tells the programs whether new devices get programs: see [`settings::attend`].

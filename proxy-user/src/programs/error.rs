@@ -7,7 +7,7 @@ use aya::EbpfError;
 use aya::maps::MapError;
 use aya::programs::ProgramError;
 
-use super::privileges::Forbidden;
+use super::forbidden::Forbidden;
 
 /// An error of [`programs`](crate::programs).
 #[derive(Debug, thiserror::Error)]

@@ -13,6 +13,7 @@ mod clock;
 mod clsact;
 mod devices;
 mod error;
+mod forbidden;
 mod iterator;
 mod kernel;
 mod leave;
@@ -30,6 +31,7 @@ mod xdp;
 
 pub use cleanup::{Cleanup, DetachHooks, cleanup, cleanup_before, dry_run};
 pub use error::Error;
+pub use forbidden::{Forbidden, forbidden};
 pub use iterator::{CurrentMaps, Iterated, SocketIterator};
 pub use kernel::{
     MAPS, MissingFeature, OLDEST, PROGRAMS, interleaves_packets, is_too_old, known_missing_features,
@@ -40,9 +42,7 @@ pub use loaded::{ProgramStatus, Programs, require_unused};
 pub use notice::StartNotice;
 pub use object::{EMBEDDED, create_segments, load_packet_path, release_object};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
-pub use privileges::{
-    Forbidden, forbidden, missing as missing_capabilities, require as require_capabilities,
-};
+pub use privileges::{missing as missing_capabilities, require as require_capabilities};
 pub use repair::Repair;
 pub use repairs::Repairs;
 pub use settings::{Capacities, ClsactPriority, PacketHook, Settings, TcxOrder};

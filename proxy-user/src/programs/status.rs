@@ -127,8 +127,11 @@ pub(super) fn linked_devices(paths: &Paths) -> io::Result<BTreeMap<u32, usize>> 
     Ok(counts)
 }
 
+/// The filters of both directions of devices.
+pub(super) type Filters = BTreeMap<u32, [(Direction, Vec<Filter>); 2]>;
+
 /// Returns the devices that were given filters of Ballast, and all filters that they have, in the kernel's order.
-pub(super) fn filtered_devices(paths: &Paths) -> io::Result<BTreeMap<u32, [(Direction, Vec<Filter>); 2]>> {
+pub(super) fn filtered_devices(paths: &Paths) -> io::Result<Filters> {
     let mut devices = marked(paths)?.peekable();
     if devices.peek().is_none() {
         return Ok(BTreeMap::new());

@@ -27,7 +27,12 @@ fn uplink(programs: &Programs) -> u32 {
 /// Does one pass of the device manager over `up0`, and returns the XDP state of the device.
 fn pass(programs: &Programs, ifindex: u32) -> Option<XdpDevice> {
     programs.attach_device(ifindex, false).unwrap();
-    programs.after_pass(&Seen::start(devices::list).unwrap().present(), &programs.look().unwrap(), true, true);
+    programs.after_pass(
+        &Seen::start(devices::list).unwrap().present(),
+        &programs.look().unwrap(),
+        true,
+        true,
+    );
     programs.xdp_devices().list().pop()
 }
 

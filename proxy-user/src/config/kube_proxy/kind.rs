@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::tree::Node;
 use proxy_cli::value::{self, DetectLocalMode, Listen};
-use proxy_watch::api::convert::address;
 
 /// The kind of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,11 +217,11 @@ impl SettingKind {
         {
             return Err(Wrong::Type(self.expected()));
         }
-        let is_range = |text: &str| address::range(text).is_ok();
+        let is_range = |text: &str| value::range(text).is_ok();
         let is_right = match (self, &value) {
             (Self::Int(least, most), Value::Int(number)) => (least..=most).contains(number),
             (_, Value::Text(text)) if text.is_empty() => true,
-            (Self::Ip, Value::Text(text)) => address::parse(text).is_ok(),
+            (Self::Ip, Value::Text(text)) => value::address(text).is_ok(),
             (Self::Listen, Value::Text(text)) => {
                 text.parse().is_ok_and(|listen: Listen| listen.resolve(1).is_some_and(|at| at.port() != 0))
             }
@@ -230,7 +229,7 @@ impl SettingKind {
             (Self::LocalMode, Value::Text(text)) => DetectLocalMode::from_name(text).is_some(),
             (Self::LogFormat, Value::Text(text)) => matches!(&**text, "text" | "json"),
             (Self::ClusterCidr, Value::Text(text)) => {
-                let ranges: Result<Vec<_>, _> = text.split(',').map(address::range).collect();
+                let ranges: Result<Vec<_>, _> = text.split(',').map(value::range).collect();
                 let is_pair = |one: &IpNet, other: &IpNet| one.addr().is_ipv4() != other.addr().is_ipv4();
                 ranges.is_ok_and(|ranges| match &ranges[..] {
                     [one, other] => is_pair(one, other),

@@ -17,11 +17,10 @@ use super::file::{self, FileError};
 use super::values::Values;
 use crate::config::options::{Options, SYNC_PERIOD};
 use proxy_cli::value::{
-    AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
+    self, AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
 };
 use proxy_core::model::settings::Conntrack;
 use proxy_core::model::spread;
-use proxy_watch::api::convert::address;
 
 /// The shortest period between full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
@@ -186,7 +185,7 @@ fn shared(options: &mut Options, values: &Values) {
     options.kubeconfig = text("clientConnection.kubeconfig").map(PathBuf::from);
     options.hostname_override =
         options.hostname_override.take().or_else(|| text("hostnameOverride").map(str::to_owned));
-    options.bind_address = text("bindAddress").and_then(|text| address::parse(text).ok());
+    options.bind_address = text("bindAddress").and_then(|text| value::address(text).ok());
     options.healthz_bind_address = listen(values, "healthzBindAddress");
     options.metrics_bind_address = listen(values, "metricsBindAddress");
     options.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
@@ -198,7 +197,7 @@ fn shared(options: &mut Options, values: &Values) {
     network.cluster_cidr = text("clusterCIDR")
         .into_iter()
         .flat_map(|text| text.split(','))
-        .filter_map(|range| address::range(range).ok())
+        .filter_map(|range| value::range(range).ok())
         .collect();
     network.nodeport_addresses = values
         .list("nodePortAddresses")
