@@ -195,13 +195,15 @@ pub(super) fn remove(
     netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, filter.place())), 0)
 }
 
-/// Returns the filters of one direction; none if the device has no clsact qdisc.
+/// Returns the filters of one direction; none if the device has no clsact qdisc, or is gone.
 pub(super) fn filters(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
     let request = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, parent(direction)));
     let answers = match netlink.dump(request) {
         Ok(answers) => answers,
-        // Kernels return one of these errors if the parent does not exist.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Vec::new(),
+        // Kernels return one of these errors if the parent or the device does not exist.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT | libc::ENODEV)) => {
+            Vec::new()
+        }
         Err(error) => return Err(error),
     };
     Ok(answers.iter().filter_map(read).collect())
