@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_that_cannot_be_opened_is_an_error_unless_its_process_has_ended() {
+    fn unopened_namespace_of_a_running_process_is_an_error() {
         let mut namespaces = Namespaces::default();
         namespaces.add(1, || File::open("/proc/self/stat"));
         namespaces.add(1, || Err(io::Error::from_raw_os_error(libc::EIO)));

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_reported_for_ten_minutes_and_refused_traffic_is_none() {
+    fn fault_is_reported_for_ten_minutes() {
         let recent = Recent::default();
         recent.add(counts(7, 1));
         assert_eq!(recent.faults(), Vec::<String>::new(), "the time of that is not known");

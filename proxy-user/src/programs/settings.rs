@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
+    fn map_that_grows_has_a_setting() {
         let capacities = Capacities::default();
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
         let small = [
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_of_the_latency_take_no_memory_unless_it_is_measured() {
+    fn latency_maps_without_measurement_take_no_memory() {
         let off = Capacities::default();
         let on = Capacities { connect_latency: true, ..off };
         let entries = |capacities: &Capacities| {

@@ -145,7 +145,7 @@ impl<K: Watched> Reflector<K> {
                 }
                 Err(_) => {
                     self.give_up_streaming();
-                    Some(Err(ended("a streamed list did not go on")))
+                    Some(Err(ended("no object of a streamed list arrived in time")))
                 }
             },
             State::Resume => self.resume().await,

@@ -147,7 +147,7 @@ fn a_node_port_has_a_bit_for_each_address_of_the_node() {
     // The bit of the new address, and the address.
     assert_eq!(apply(&mut fixture, node([1, 2])), 2);
     assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, true]);
-    assert_eq!(apply(&mut fixture, node([2])), 1, "what flows to the old address goes on");
+    assert_eq!(apply(&mut fixture, node([2])), 1, "flows to the old address continue");
     assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, true]);
     fixture.wait(Duration::from_hours(24));
     assert_eq!(fixture.again(), 1);

@@ -172,7 +172,7 @@ fn replies_to_a_closed_flow<F: Net>(end: Shape) {
 }
 
 #[test]
-fn replies_to_a_closed_flow_are_recognised_by_sequence_numbers() {
+fn reply_to_a_closed_flow_needs_its_sequence_numbers() {
     for end in [RST, FIN] {
         replies_to_a_closed_flow::<V4>(end);
         replies_to_a_closed_flow::<V6>(end);

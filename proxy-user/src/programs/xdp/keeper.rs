@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn another_mtu_or_mode_is_tried_at_once_and_pauses_are_short_again() {
+    fn changed_mtu_or_mode_is_tried_at_once() {
         let now = Instant::now();
         let first = Refusal::new(None, now, NATIVE, 9001, "MTU".to_owned());
         let second = Refusal::new(Some(&first), now, NATIVE, 9001, "MTU".to_owned());

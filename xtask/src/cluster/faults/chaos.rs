@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::clients;
 use super::load::{Client, Tally};
 use super::probe::{Kind, Target};
-use super::table::{self, CABLE, Case, GONE, Kit, case};
+use super::table::{self, CABLE, Case, GONE, Parameters, case};
 use super::testbed::{self, Testbed};
 use super::{control_plane, device, node, page, rolling};
 use crate::cluster::{Workdir, kubectl};
@@ -35,14 +35,16 @@ const AWAY: Duration = Duration::from_secs(20);
 
 /// Faults that may be injected. None affects the pods whose connections stay open.
 pub(super) const FAULTS: [Case; 9] = [
-    case("an agent is killed", |testbed, kit| testbed.agents.kill(testbed.workdir, kit.node, GONE)),
+    case("an agent is killed", |testbed, parameters| {
+        testbed.agents.kill(testbed.workdir, parameters.node, GONE)
+    }),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
     case("the API server is away; then pods change", |testbed, _| {
         // In one step: there is no prediction for pods that come and go during the fault.
         control_plane::api_away(testbed, AWAY, &[testbed::PODS + 2])
     }),
-    case("endpoints come and go", |testbed, kit| {
-        testbed.scale(kit.pods)?;
+    case("endpoints come and go", |testbed, parameters| {
+        testbed.scale(parameters.pods)?;
         rolling::await_equal(testbed)
     }),
     case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
@@ -52,7 +54,7 @@ pub(super) const FAULTS: [Case; 9] = [
     Case {
         what: "a node's uplink flaps",
         fault: |testbed, _| node::uplink_flaps(testbed),
-        excuse: Some(CABLE),
+        accepted_loss: Some(CABLE),
     },
 ];
 
@@ -72,9 +74,10 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
             let fault = FAULTS.get(random.below(FAULTS.len())).context("no fault")?;
             let nodes = testbed.nodes();
             let on = *nodes.get(random.below(nodes.len())).context("no node")?;
-            let kit = Kit { node: on, pods: 1 + random.below(8) as u8, ..Kit::default() };
+            let parameters =
+                Parameters { node: on, pods: 1 + random.below(8) as u8, ..Parameters::default() };
             let mut predicted = predict(&testbed)?;
-            let mut line = super::under_traffic(&testbed, fault, &kit)?;
+            let mut line = super::under_traffic(&testbed, fault, &parameters)?;
             for (who, pods) in predict(&testbed)? {
                 predicted.entry(who).or_default().extend(pods);
             }

@@ -39,7 +39,7 @@ pub use foreign::attach as attach_foreign;
 pub use load::load;
 pub use probe::Target;
 pub use soak::{Args as SoakArgs, run as soak};
-use table::{AROUND, CABLE, Case, GONE, Kit, Line, case};
+use table::{AROUND, CABLE, Case, GONE, Line, Parameters, case};
 use testbed::Testbed;
 
 /// Duration of the case without a fault: it shows which problems the machine itself causes.
@@ -89,7 +89,7 @@ fn up(proxy: Proxy, settings: &[String]) -> String {
 /// Checks something that must hold.
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
-/// Faults under traffic. No connection may be lost, except as an excuse permits.
+/// Faults under traffic. No connection may be lost, except as `accepted_loss` says.
 const FAULTS: [Case; 18] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),
@@ -100,7 +100,7 @@ const FAULTS: [Case; 18] = [
     Case {
         what: "a node's uplink flaps",
         fault: |testbed, _| node::uplink_flaps(testbed),
-        excuse: Some(CABLE),
+        accepted_loss: Some(CABLE),
     },
     case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
     case("foreign programs are attached and detached", |testbed, _| node::foreign_programs(testbed)),
@@ -110,8 +110,8 @@ const FAULTS: [Case; 18] = [
     case("endpoints come and go", |testbed, _| endpoints_change(testbed)),
     case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),
     case("etcd is restored from an older snapshot", |testbed, _| control_plane::etcd_restored(testbed)),
-    case("the API server is away; then pods change", |testbed, kit| {
-        control_plane::api_away(testbed, kit.away, &[testbed::PODS + 2, 2, testbed::PODS])
+    case("the API server is away; then pods change", |testbed, parameters| {
+        control_plane::api_away(testbed, parameters.away, &[testbed::PODS + 2, 2, testbed::PODS])
     }),
     case("one of two API servers is killed; the other answers on the virtual IP address", vip::goes_on),
     case("50 deployments roll at once", |testbed, _| rolling::all_at_once(testbed)),
@@ -128,11 +128,11 @@ const FACTS: [(&str, Fact); 3] = [
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let is_wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|part| what.contains(part));
     let testbed = Testbed::make(workdir)?;
-    let kit = Kit { away: Duration::from_secs(args.away), ..Kit::default() };
+    let parameters = Parameters { away: Duration::from_secs(args.away), ..Parameters::default() };
     let mut lines = Vec::new();
     let mut all = || -> Result<()> {
         for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
-            lines.push(under_traffic(&testbed, case, &kit)?);
+            lines.push(under_traffic(&testbed, case, &parameters)?);
             signal::check()?;
         }
         // Connections may fail during these changes, so they are not counted.
@@ -173,18 +173,18 @@ fn finish(testbed: &Testbed<'_>, done: Result<()>, lines: &[Line]) -> Result<()>
     done.and(cleared)
 }
 
-fn under_traffic(testbed: &Testbed<'_>, case: &Case, kit: &Kit) -> Result<Line> {
+fn under_traffic(testbed: &Testbed<'_>, case: &Case, parameters: &Parameters) -> Result<Line> {
     log::step(case.what);
     let start = Instant::now();
     let (tally, outcome) = clients::under_traffic(testbed, || {
         sleep(AROUND);
-        let outcome = (case.fault)(testbed, kit);
+        let outcome = (case.fault)(testbed, parameters);
         sleep(AROUND);
         outcome
     })?;
-    let (what, excuse, took) = (case.what.to_owned(), case.excuse, start.elapsed());
-    let remarks = kit.remarks.take();
-    let line = Line { what, tally: Some(tally), excuse, took, remarks, outcome };
+    let (what, accepted_loss, took) = (case.what.to_owned(), case.accepted_loss, start.elapsed());
+    let remarks = parameters.remarks.take();
+    let line = Line { what, tally: Some(tally), accepted_loss, took, remarks, outcome };
     log::line(format_args!(
         "    {}, {}",
         log::seconds(took),
@@ -200,7 +200,7 @@ fn at_rest(what: &str, work: impl FnOnce() -> Result<()>) -> Line {
     Line {
         what: what.to_owned(),
         tally: None,
-        excuse: None,
+        accepted_loss: None,
         took: start.elapsed(),
         remarks: Vec::new(),
         outcome,
@@ -208,7 +208,7 @@ fn at_rest(what: &str, work: impl FnOnce() -> Result<()>) -> Line {
 }
 
 /// Kills agents on all nodes in parallel, each as soon as the node has an agent again.
-fn killed(testbed: &Testbed<'_>, _: &Kit) -> Result<()> {
+fn killed(testbed: &Testbed<'_>, _: &Parameters) -> Result<()> {
     let nodes = testbed.nodes();
     let rounds = KILLS.div_ceil(nodes.len());
     each(&nodes, |node| {

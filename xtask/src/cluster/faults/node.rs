@@ -4,11 +4,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::json;
 
 use super::table::Unsupported;
 use super::testbed::{self, Testbed};
-use super::{agents, rolling};
+use super::{agents, objects, rolling};
 use crate::cluster::plan::Node;
 use crate::cluster::{Proxy, Workdir, apply, kubectl};
 use crate::exec::Cmd;
@@ -86,7 +85,6 @@ pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
 
 /// Creates more Services than a map has room for: the existing ones continue to work, and the agent reports the problem.
 pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
-    const LABEL: &str = "faults=many";
     const MOST: u64 = 1_000;
     let workdir = testbed.workdir;
     let shown = on(workdir, Node(1), "bpftool -j map show pinned /sys/fs/bpf/ballast/services")?;
@@ -100,17 +98,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
         ))
         .into());
     }
-    let items: Vec<_> = (0..room)
-        .map(|number| {
-            json!({
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": { "name": format!("many-{number:03}"), "labels": { "faults": "many" } },
-                "spec": { "selector": { "app": testbed::NAME }, "ports": [{ "port": 80, "targetPort": 8080 }] },
-            })
-        })
-        .collect();
-    let applied = apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }));
+    let applied = apply(workdir, &objects::many(room));
     let rejected = applied.and_then(|()| {
         signal::wait_for("`ballast status` to report it", testbed::SOON, || {
             Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
@@ -118,7 +106,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
     });
     // The endpoints of the existing Services can still change.
     let changed = rejected.and_then(|()| testbed.scale(testbed::PODS + 1));
-    kubectl(workdir, &["delete", "services", "-l", LABEL]).read()?;
+    kubectl(workdir, &["delete", "services", "-l", objects::MANY]).read()?;
     changed?;
     signal::wait_for("`ballast status` to be well again", PERIOD, || {
         Ok(workdir.node(Node(1)).command(&["ballast", "status"]).succeeds().then_some(()))

@@ -9,12 +9,11 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
 
 use super::chaos::{self, Random};
-use super::table::{self, Case, Kit, Line, case};
-use super::testbed::{self, Testbed, total};
-use super::{clients, page, rolling};
+use super::table::{self, Case, Line, Parameters, case};
+use super::testbed::{Testbed, total};
+use super::{clients, objects, page, rolling};
 use crate::bench::lines;
 use crate::cluster::plan::Node;
 use crate::cluster::{Workdir, apply, kubectl};
@@ -38,7 +37,7 @@ pub struct Args {
 /// Time between two samples.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Number of Services that come and go at once.
-const MANY: usize = 400;
+const MANY: u64 = 400;
 
 /// What happens besides the faults of `chaos`.
 const CHANGES: [Case; 2] = [
@@ -108,7 +107,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     lines.push(Line {
         what: "the whole run".to_owned(),
         tally: Some(tally),
-        excuse: None,
+        accepted_loss: None,
         took: start.elapsed(),
         remarks: Vec::new(),
         outcome,
@@ -117,7 +116,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let ranges = ranges(&samples);
     log::line(format_args!("{ranges}"));
     if args.page {
-        write(workdir, args.minutes, seed, &format!("{}\n{ranges}", table::markdown(&lines)), &samples)?;
+        write(&testbed, args.minutes, seed, &format!("{}\n{ranges}", table::markdown(&lines)), &samples)?;
     }
     table::require_good(&lines)
 }
@@ -130,14 +129,15 @@ fn faults(
     lines: &mut Vec<Line>,
 ) -> Result<()> {
     let mut random = Random(seed);
-    let cases: Vec<_> = chaos::FAULTS.iter().chain(&CHANGES).filter(|case| case.excuse.is_none()).collect();
+    let cases: Vec<_> =
+        chaos::FAULTS.iter().chain(&CHANGES).filter(|case| case.accepted_loss.is_none()).collect();
     while start.elapsed() < Duration::from_secs(60 * minutes) {
         signal::check()?;
         let case = cases.get(random.below(cases.len())).context("no fault")?;
         let nodes = testbed.nodes();
         let node = *nodes.get(random.below(nodes.len())).context("no node")?;
-        let kit = Kit { node, pods: 1 + random.below(8) as u8, ..Kit::default() };
-        lines.push(super::at_rest(case.what, || (case.fault)(testbed, &kit)));
+        let parameters = Parameters { node, pods: 1 + random.below(8) as u8, ..Parameters::default() };
+        lines.push(super::at_rest(case.what, || (case.fault)(testbed, &parameters)));
         signal::pause(INTERVAL)?;
     }
     Ok(())
@@ -145,20 +145,8 @@ fn faults(
 
 /// Creates Services of all pods and deletes them, so that tables grow.
 fn many(testbed: &Testbed<'_>) -> Result<()> {
-    const LABEL: &str = "faults=many";
-    let items: Vec<_> = (0..MANY)
-        .map(|number| {
-            json!({
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": { "name": format!("many-{number:03}"), "namespace": "default", "labels": { "faults": "many" } },
-                "spec": { "selector": { "app": testbed::NAME }, "ports": [{ "port": 80, "targetPort": 8080 }] },
-            })
-        })
-        .collect();
-    let made = apply(testbed.workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))
-        .and_then(|()| rolling::await_equal(testbed));
-    kubectl(testbed.workdir, &["delete", "services", "-l", LABEL]).read()?;
+    let made = apply(testbed.workdir, &objects::many(MANY)).and_then(|()| rolling::await_equal(testbed));
+    kubectl(testbed.workdir, &["delete", "services", "-l", objects::MANY]).read()?;
     made?;
     rolling::await_equal(testbed)
 }
@@ -209,15 +197,15 @@ fn mean<'a>(values: impl Iterator<Item = &'a (f64, f64)>) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-fn write(workdir: &Workdir, minutes: u64, seed: u64, body: &str, samples: &[Series]) -> Result<()> {
+fn write(testbed: &Testbed<'_>, minutes: u64, seed: u64, body: &str, samples: &[Series]) -> Result<()> {
     let folder = Workspace::find()?.root().join("docs/benchmarks");
     fs::create_dir_all(folder.join("soak")).context("cannot make docs/benchmarks/soak")?;
-    let nodes = workdir.nodes().len();
+    let nodes = testbed.nodes().len();
     let mut text = format!(
         "# Soak\n\n`{} --nodes {nodes}`, then `cargo xtask test cluster soak --minutes {minutes} --seed {seed} --page`, {}. \
          The clients of [faults.md](faults.md) ask for the whole time, while the cases come in random order; in the last \
          line, every request is counted.\n\n{body}",
-        super::up(testbed_proxy(workdir)?, &workdir.settings()),
+        super::up(testbed.agents.proxy(), &testbed.workdir.settings()),
         page::machine(),
     );
     for (resource, series) in RESOURCES.iter().zip(samples) {
@@ -231,10 +219,6 @@ fn write(workdir: &Workdir, minutes: u64, seed: u64, body: &str, samples: &[Seri
     fs::write(folder.join("soak.md"), text).context("cannot write docs/benchmarks/soak.md")?;
     log::line(format_args!("written: docs/benchmarks/soak.md"));
     Ok(())
-}
-
-fn testbed_proxy(workdir: &Workdir) -> Result<crate::cluster::Proxy> {
-    Ok(super::agents::Agents::of(workdir)?.proxy())
 }
 
 #[cfg(test)]

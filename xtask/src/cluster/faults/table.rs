@@ -18,7 +18,7 @@ pub(super) const AROUND: Duration = Duration::from_secs(1);
 pub(super) const GONE: Duration = Duration::from_secs(1);
 
 /// Parameters of the faults in a run.
-pub(super) struct Kit {
+pub(super) struct Parameters {
     pub away: Duration,
     /// The node for faults of one node.
     pub node: Node,
@@ -28,31 +28,31 @@ pub(super) struct Kit {
     pub remarks: RefCell<Vec<String>>,
 }
 
-impl Kit {
+impl Parameters {
     pub fn remark(&self, text: String) {
         self.remarks.borrow_mut().push(text);
     }
 }
 
-impl Default for Kit {
+impl Default for Parameters {
     fn default() -> Self {
         Self { away: Duration::ZERO, node: Node(1), pods: PODS, remarks: RefCell::default() }
     }
 }
 
 /// Injects a fault, and checks its expected effects besides zero lost connections.
-pub(super) type Fault = fn(&Testbed<'_>, &Kit) -> Result<()>;
+pub(super) type Fault = fn(&Testbed<'_>, &Parameters) -> Result<()>;
 
 /// A fault under traffic.
 pub(super) struct Case {
     pub what: &'static str,
     pub fault: Fault,
     /// Why connections may be lost; `None`: none may be lost.
-    pub excuse: Option<&'static str>,
+    pub accepted_loss: Option<&'static str>,
 }
 
 pub(super) const fn case(what: &'static str, fault: Fault) -> Case {
-    Case { what, fault, excuse: None }
+    Case { what, fault, accepted_loss: None }
 }
 
 /// Why connections may be affected by a fault of a cable. Only this is accepted then: SYNs are retransmitted, new connections
@@ -78,7 +78,7 @@ pub(super) struct Line {
     pub what: String,
     /// `None`: connections are not counted.
     pub tally: Option<Tally>,
-    pub excuse: Option<&'static str>,
+    pub accepted_loss: Option<&'static str>,
     pub took: Duration,
     /// Remarks for the notes below the numbers.
     pub remarks: Vec<String>,
@@ -125,7 +125,7 @@ impl Line {
             return true;
         }
         let all = self.tally.as_ref().map(Tally::total).unwrap_or_default();
-        let fine = match (self.excuse, &self.tally) {
+        let fine = match (self.accepted_loss, &self.tally) {
             (None, _) => all.failed + all.reset + all.syns + all.moved == 0,
             (Some(_), tally) => tally.as_ref().is_none_or(|tally| {
                 let streams = tally.of(&[Kind::New, Kind::Long, Kind::Sticky]);
@@ -140,8 +140,8 @@ impl Line {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.remarks.clone();
         let tally = self.tally.clone().unwrap_or_default();
-        if let Some(excuse) = self.excuse.filter(|_| !tally.failures.is_empty()) {
-            notes.push(format!("why: {excuse}"));
+        if let Some(accepted_loss) = self.accepted_loss.filter(|_| !tally.failures.is_empty()) {
+            notes.push(format!("why: {accepted_loss}"));
         }
         let shown = if self.is_good() { 2 } else { tally.failures.len() };
         notes.extend(tally.failures.iter().take(shown).cloned());
@@ -208,7 +208,7 @@ mod tests {
     use super::super::load::Count;
     use super::*;
 
-    fn line(count: Count, excuse: Option<&'static str>) -> Line {
+    fn line(count: Count, accepted_loss: Option<&'static str>) -> Line {
         let tally = Tally {
             kinds: [(Kind::New, count)].into(),
             failures: vec!["10:00 it failed".into()],
@@ -217,7 +217,7 @@ mod tests {
         Line {
             what: "a fault".into(),
             tally: Some(tally),
-            excuse,
+            accepted_loss,
             took: Duration::from_secs(12),
             remarks: Vec::new(),
             outcome: Ok(()),
@@ -253,7 +253,7 @@ mod tests {
         let cannot = Line {
             what: "clocks jump".into(),
             tally: None,
-            excuse: None,
+            accepted_loss: None,
             took: Duration::ZERO,
             remarks: Vec::new(),
             outcome: Err(Unsupported("Operation not permitted".into()).into()),

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 
 use super::agents::Agents;
-use super::table::Kit;
+use super::table::Parameters;
 use super::testbed::SOON;
 use super::testbed::Testbed;
 use crate::cluster::plan::{CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
@@ -18,7 +18,7 @@ const FOLDER: &str = "/var/lib/ballast-manifests";
 const NEWER: &str = "newer";
 
 /// Kills one of two API servers, the one that agents talk to; clients of the virtual address have to continue.
-pub(super) fn goes_on(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
+pub(super) fn goes_on(testbed: &Testbed<'_>, parameters: &Parameters) -> Result<()> {
     let workdir = testbed.workdir;
     for node in workdir.nodes() {
         let folder = workdir.node(node).dir().join("lib/ballast-manifests");
@@ -28,7 +28,7 @@ pub(super) fn goes_on(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     let before = workdir.settings();
     let done = control::start_second(workdir)
         .and_then(|()| configure(testbed, true))
-        .and_then(|()| with_both(testbed, kit));
+        .and_then(|()| with_both(testbed, parameters));
     let restored = signal::clean_up(|| {
         control::start(workdir)?;
         kubectl(workdir, &["delete", "service", NEWER, "--ignore-not-found"]).read()?;
@@ -39,7 +39,7 @@ pub(super) fn goes_on(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     done.and(restored)
 }
 
-fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
+fn with_both(testbed: &Testbed<'_>, parameters: &Parameters) -> Result<()> {
     let workdir = testbed.workdir;
     signal::wait_for("an answer of the virtual address on every node", SOON, || {
         Ok((asked(workdir, 1)?.1 == 0).then_some(()))
@@ -48,7 +48,7 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     ensure!(failed == 0, "{failed} requests failed while both API servers ran");
     workdir.control().stop("kube-apiserver", libc::SIGKILL)?;
     let (all, failed) = asked(workdir, 100)?;
-    kit.remark(format!(
+    parameters.remark(format!(
         "of {all} requests to https://{CONTROL_VIP}:6443 from processes of all nodes in the seconds after one of two API \
          servers was killed, {failed} failed; the others did not wait"
     ));
@@ -79,7 +79,8 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     });
     let refused = refused
         + until_done("its removal", &["kubectl", &server, "delete", "service", NEWER, "--ignore-not-found"])?;
-    kit.remark(format!("{refused} of {} calls of kubectl by the address met the dead server", refused + 2));
+    parameters
+        .remark(format!("{refused} of {} calls of kubectl by the address met the dead server", refused + 2));
     programmed
 }
 
