@@ -98,7 +98,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
         ))
         .into());
     }
-    let applied = apply(workdir, &objects::many(room));
+    let applied = apply(workdir, &objects::many(testbed::NAME, room));
     let rejected = applied.and_then(|()| {
         signal::wait_for("`ballast status` to report it", testbed::SOON, || {
             Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))

@@ -3,7 +3,6 @@
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::testbed;
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 
@@ -57,14 +56,14 @@ pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Result<Vec<Val
 /// The label of the Services of [`many`], as a selector.
 pub(super) const MANY: &str = "faults=many";
 
-/// Returns this number of Services of the pods that come and go.
-pub(super) fn many(count: u64) -> Value {
+/// Returns this number of Services of the pods with this label `app`.
+pub(super) fn many(app: &str, count: u64) -> Value {
     let service = |number| {
         json!({
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": { "name": format!("many-{number:03}"), "labels": { "faults": "many" } },
-            "spec": { "selector": { "app": testbed::NAME }, "ports": [{ "port": 80, "targetPort": 8080 }] },
+            "spec": { "selector": { "app": app }, "ports": [{ "port": 80, "targetPort": 8080 }] },
         })
     };
     json!({ "apiVersion": "v1", "kind": "List", "items": (0..count).map(service).collect::<Vec<_>>() })

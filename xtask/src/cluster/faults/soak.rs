@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 
 use super::chaos::{self, Random};
 use super::table::{self, Case, Line, Parameters, case};
-use super::testbed::{Testbed, total};
+use super::testbed::{NAME, Testbed, total};
 use super::{clients, objects, page, rolling};
 use crate::bench::lines;
 use crate::cluster::plan::Node;
@@ -145,7 +145,7 @@ fn faults(
 
 /// Creates Services of all pods and deletes them, so that tables grow.
 fn many(testbed: &Testbed<'_>) -> Result<()> {
-    let made = apply(testbed.workdir, &objects::many(MANY)).and_then(|()| rolling::await_equal(testbed));
+    let made = apply(testbed.workdir, &objects::many(NAME, MANY)).and_then(|()| rolling::await_equal(testbed));
     kubectl(testbed.workdir, &["delete", "services", "-l", objects::MANY]).read()?;
     made?;
     rolling::await_equal(testbed)
