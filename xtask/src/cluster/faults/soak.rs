@@ -145,7 +145,8 @@ fn faults(
 
 /// Creates Services of all pods and deletes them, so that tables grow.
 fn many(testbed: &Testbed<'_>) -> Result<()> {
-    let made = apply(testbed.workdir, &objects::many(NAME, MANY)).and_then(|()| rolling::await_equal(testbed));
+    let made =
+        apply(testbed.workdir, &objects::many(NAME, MANY)).and_then(|()| rolling::await_equal(testbed));
     kubectl(testbed.workdir, &["delete", "services", "-l", objects::MANY]).read()?;
     made?;
     rolling::await_equal(testbed)
