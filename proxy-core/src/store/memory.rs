@@ -1,8 +1,8 @@
 //! The tables in the memory of this process, without a kernel.
 
 use std::collections::BTreeMap;
-use std::{io, iter};
 use std::ops::{Bound, Range};
+use std::{io, iter};
 
 use proxy_common::prefilter::PREFILTER_WORDS;
 
@@ -215,7 +215,8 @@ impl Store for MemoryStore {
         match table {
             Table::Slots => found.slots = part(&self.contents.slots, &range),
             Table::Maglev => {
-                found.maglev = self.contents.maglev.range(range).map(|(index, row)| (*index, row.clone())).collect();
+                found.maglev =
+                    self.contents.maglev.range(range).map(|(index, row)| (*index, row.clone())).collect();
             }
             Table::Prefilter => found.prefilter = part(&self.contents.prefilter, &range),
             Table::Backends => found.backends = rows(&self.contents.backends),
