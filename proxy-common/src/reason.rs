@@ -110,7 +110,7 @@ reasons! {
         "Compare the client's address, as seen by this node, with the ranges.";
     /// The address is in a range of ClusterIPs, but no Service has it.
     UnallocatedAddress = 11, "unallocated_address", Drop,
-        "Find out which client still uses the address of a deleted Service.";
+        "Find out which client still uses the address of a deleted Service. If other machines have addresses in the range, use --unallocated-addresses pass.";
     /// The address belongs to a Service, but the Service does not have this port. connect of a UDP socket succeeds; its datagrams are rejected.
     UndefinedPort = 12, "undefined_port", Reject,
         "Compare port and protocol with the ports of the Service.";

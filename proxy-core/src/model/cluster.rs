@@ -95,7 +95,7 @@ impl Cluster {
             Event::Reset(Listing::Node(node)) => self.set_node(node, &mut changed),
             Event::Reset(Listing::Others(nodes)) => {
                 let now: BTreeMap<_, _> =
-                    nodes.into_iter().map(|node| (node.name, node.internal_ips)).collect();
+                    nodes.into_iter().map(|node| (node.name.clone(), node.tunnel_ips().to_vec())).collect();
                 let old = self.others.replace(now.clone()).unwrap_or_default();
                 changed.extend(self.with_endpoint_on(|node| old.get(node) != now.get(node)));
             }
@@ -128,7 +128,9 @@ impl Cluster {
         if node.name == self.node.name {
             return !self.node_is_unknown && self.completed(node.clone()) == self.node;
         }
-        self.others.as_ref().is_none_or(|others| others.get(&node.name) == Some(&node.internal_ips))
+        self.others
+            .as_ref()
+            .is_none_or(|others| others.get(&node.name).is_some_and(|known| known == node.tunnel_ips()))
     }
 
     /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. A cluster may have no
@@ -155,7 +157,7 @@ impl Cluster {
         own.into_iter().flatten().map(IpFamily::of).collect()
     }
 
-    /// Returns the internal addresses of the other nodes, by name; this node may be among them. `None` if the nodes have
+    /// Returns the addresses of the other nodes to which packets may be encapsulated, by name; this node may be among them. `None` if the nodes have
     /// not been listed: the addresses are not needed, or the list has not arrived yet.
     pub const fn others(&self) -> Option<&BTreeMap<String, Vec<IpAddr>>> {
         self.others.as_ref()
@@ -327,7 +329,7 @@ impl Cluster {
         // Before the list has arrived, the map would hold this node only.
         let Some(others) = &mut self.others else { return };
         let old = others.remove(name);
-        let new = node.map(|node| node.internal_ips);
+        let new = node.map(|node| node.tunnel_ips().to_vec());
         let is_same = old == new;
         others.extend(new.map(|ips| (name.to_owned(), ips)));
         if !is_same {

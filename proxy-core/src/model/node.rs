@@ -19,12 +19,19 @@ pub struct NodeView {
     pub external_ips: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
+    /// The label `kubernetes.io/os` names another system than Linux, so the node has no agent.
+    pub is_other_os: bool,
 }
 
 impl NodeView {
     /// Returns a node of which only the name is known, and which does not leave.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Returns the addresses to which other nodes may encapsulate packets (DSR).
+    pub fn tunnel_ips(&self) -> &[IpAddr] {
+        if self.is_other_os { &[] } else { &self.internal_ips }
     }
 
     /// Returns its addresses in the order in which kube-proxy takes the first of each family (`pkg/util/node/node.go`,

@@ -37,6 +37,8 @@ pub struct NodeSettings {
     pub node_ports: PortRange,
     /// Ranges of Service addresses, in addition to those that the cluster reports.
     pub service_cidrs: Vec<IpNet>,
+    /// What happens to packets to addresses in these ranges that no Service has.
+    pub unallocated: UnallocatedAddresses,
     /// Which sockets are translated.
     pub socket_lb: SocketLb,
     /// Ports by which the proxy of a service mesh in a pod is recognised.
@@ -60,6 +62,18 @@ pub enum SocketLb {
     HostOnly,
     /// No socket.
     Off,
+}
+
+/// What happens to packets and calls to an address in a range of Service addresses that no Service has, and to a port that the
+/// Service of an address does not have (`--unallocated-addresses`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UnallocatedAddresses {
+    /// They are dropped, and those to such a port refused, as in kube-proxy's mode nftables.
+    #[default]
+    Drop,
+    /// They pass, as in kube-proxy's mode iptables.
+    Pass,
 }
 
 /// What happens to a socket call if kube-proxy would drop the packet (`--socket-drop`).
@@ -238,6 +252,7 @@ impl Default for NodeSettings {
             snat_ports: SNAT_PORTS,
             node_ports: NODE_PORTS,
             service_cidrs: Vec::new(),
+            unallocated: UnallocatedAddresses::default(),
             socket_lb: SocketLb::default(),
             mesh_ports: MeshPorts::default(),
             socket_drop: SocketDrop::default(),

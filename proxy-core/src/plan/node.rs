@@ -10,7 +10,8 @@ use proxy_common::node::{DEVICE_SOURCES, DEVICE_UPLINK, Device, SERVICE_CIDRS};
 
 use crate::model::net::IpFamily;
 use crate::model::settings::{
-    DetectLocal, FlowTimeouts, MeshPorts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop, SocketLb,
+    DetectLocal, FlowTimeouts, MeshPorts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop,
+    SocketLb, UnallocatedAddresses,
 };
 use crate::model::{DeviceKind, HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
 
@@ -145,7 +146,11 @@ pub fn plan_node(
     let listen = single.map(|(address, _)| *address).chain(any).collect();
     let pods = pods(node, &settings.detect_local, &mut problems);
     let devices = devices(node, host, &settings.detect_local);
-    let mut ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
+    let mut ranges: BTreeSet<IpNet> = match settings.unallocated {
+        UnallocatedAddresses::Drop => service_cidrs.iter().chain(&settings.service_cidrs).copied().collect(),
+        // The programs use the ranges only to drop and to refuse.
+        UnallocatedAddresses::Pass => BTreeSet::new(),
+    };
     ranges.retain(|range| !is_shared(*range, node, host, &pods, left_alone, &mut problems));
     problems.extend(leftovers(node, host));
     problems.extend(ports::problems(&node.name, &host.local_ports, settings));

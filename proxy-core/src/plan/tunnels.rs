@@ -59,7 +59,7 @@ impl<'a> Tunnels<'a> {
             field: "metadata.annotations[ballast.io/forwarding-mode]".to_owned(),
             message: format!(
                 "packets to endpoints on {} nodes ({first}) use snat: these nodes have no InternalIP that this node \
-                 can send to",
+                 can send to, or do not run Linux",
                 nodes.len()
             ),
         })

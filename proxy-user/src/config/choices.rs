@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use crate::programs::{PacketHook, TcxOrder, Xdp};
 use proxy_cli::value::{DetectLocalMode, LogFormat};
 use proxy_core::model::ForwardingMode;
-use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb, UnallocatedAddresses};
 
 /// The values of a flag whose type belongs to another module or crate.
 pub trait Choice: Clone + Send + Sync + 'static {
@@ -73,6 +73,10 @@ choices! {
         Silent = "silent":
             "The call continues, as with kube-proxy; the packets are dropped until there is a usable endpoint",
         Fail = "fail": "The call fails immediately (ETIMEDOUT)",
+    }
+    UnallocatedAddresses {
+        Drop = "drop": "Packets to such an address are dropped, and those to a port that a Service does not have are refused",
+        Pass = "pass": "Both pass, and the node routes them like any other packet",
     }
     NodePortBind {
         Allow = "allow":

@@ -15,7 +15,7 @@ use super::error::ConfigError;
 use crate::host::selection::Pattern;
 use proxy_cli::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use proxy_core::model::ServiceName;
-use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
+use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings, UnallocatedAddresses};
 
 /// Addresses, devices, and how pods of this node are recognized. The fields are the flags with these names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, clap::Args)]
@@ -67,6 +67,11 @@ pub struct Network {
     #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
     #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
     pub service_cidrs: Vec<IpNet>,
+    /// What happens to packets to an address in a range of ClusterIPs that no Service has, and to a port that the Service of a
+    /// ClusterIP does not have. Default: as kube-proxy in its mode (iptables: pass; otherwise drop), but drop with
+    /// --service-cidrs.
+    #[arg(long, env = "BALLAST_UNALLOCATED_ADDRESSES", value_name = "HOW", value_parser = choice::<UnallocatedAddresses>())]
+    pub unallocated_addresses: Option<UnallocatedAddresses>,
     /// SNAT all traffic to ClusterIPs to the node's address.
     #[arg(
         long,
@@ -168,6 +173,7 @@ pub fn node_settings(
         snat_ports: network.snat_ports.map_or(SNAT_PORTS, |ports| ports.0),
         node_ports: network.service_node_port_range.0,
         service_cidrs: network.service_cidrs.clone(),
+        unallocated: network.unallocated_addresses.unwrap_or_default(),
         ..NodeSettings::default()
     })
 }

@@ -390,6 +390,19 @@ fn ranges_of_services_are_those_of_cluster_and_operator() {
 }
 
 #[test]
+fn ranges_are_left_out_if_unallocated_addresses_pass() {
+    let ranges: BTreeSet<IpNet> = nets(&["10.96.0.0/16", "fd00:96::/112"]).into_iter().collect();
+    let settings = NodeSettings {
+        service_cidrs: nets(&["172.30.0.0/16"]),
+        unallocated: UnallocatedAddresses::Pass,
+        ..NodeSettings::default()
+    };
+    let plan = plan_node(&node(&["10.96.0.7"]), &host(), &ranges, &BTreeSet::new(), &settings);
+    assert!(plan.service_cidrs.values().all(Vec::is_empty), "{:?}", plan.service_cidrs);
+    assert!(plan.problems.is_empty(), "an overlap does not matter: {:?}", plan.problems);
+}
+
+#[test]
 fn more_ranges_than_are_looked_at_are_reported() {
     for (count, problems) in [(SERVICE_CIDRS as u8, 0), (SERVICE_CIDRS as u8 + 1, 1)] {
         let ranges = (0..count).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();

@@ -73,7 +73,8 @@ impl Explanation {
             let (ip, port) = (destination.to.ip(), destination.to.port());
             let result = match path.outcome {
                 PathOutcome::Refused(reason) => format!("{}, {}", verb(reason), reason.label()),
-                _ => "passes unchanged, since no known range of Service addresses has it (--service-cidrs)"
+                _ => "passes unchanged, since no range in which unused ports are refused has it (--unallocated-addresses, \
+                      --service-cidrs)"
                     .to_owned(),
             };
             return format!(

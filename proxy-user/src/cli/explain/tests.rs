@@ -523,7 +523,8 @@ fn undefined_port_without_service_ranges_is_named() {
     let summary = ask(&rules, "pod", "10.96.0.11:81").summary();
     assert_eq!(
         summary,
-        "pod -> 10.96.0.11: passes unchanged, since no known range of Service addresses has it (--service-cidrs): \
+        "pod -> 10.96.0.11: passes unchanged, since no range in which unused ports are refused has it (--unallocated-addresses, \
+         --service-cidrs): \
          10.96.0.11 is default/empty, which has no port 81/TCP; it has 80/TCP"
     );
 }

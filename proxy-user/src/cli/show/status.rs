@@ -246,10 +246,10 @@ fn node_ports(addresses: &[IpAddr]) -> String {
     }
 }
 
-/// Returns the ranges of Service addresses, in words.
+/// Returns the ranges of Service addresses that are enforced, in words.
 fn ranges(ranges: &[IpNet]) -> String {
     if ranges.is_empty() {
-        return "none known: unused addresses and ports of Services are not refused (--service-cidrs)"
+        return "none: unused addresses and ports of Services are not refused (--unallocated-addresses, --service-cidrs)"
             .to_owned();
     }
     ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")

@@ -19,7 +19,7 @@ use crate::config::options::{Options, SYNC_PERIOD};
 use proxy_cli::value::{
     self, AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
 };
-use proxy_core::model::settings::Conntrack;
+use proxy_core::model::settings::{Conntrack, UnallocatedAddresses};
 use proxy_core::model::spread;
 
 /// The shortest period between full comparisons.
@@ -127,6 +127,12 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         merge.node_port_list.push(NodePortAddress::Primary.to_string());
     }
     merge.node_ports = node_port_addresses(options, &values, &mut merge);
+    // Of kube-proxy's modes, only iptables routes packets to unused addresses and ports: nftables drops and rejects them
+    // (`cluster-ips` in `pkg/proxy/nftables/proxier.go`), ipvs rejects unused ports (`KUBE-IPVS-FILTER`). Ranges that the operator
+    // names are there to be dropped.
+    if merge.mode == "iptables" && options.network.service_cidrs.is_empty() {
+        options.network.unallocated_addresses.get_or_insert(UnallocatedAddresses::Pass);
+    }
     periods(options, &values, &mut merge.notes)?;
     detect_local(options, &values, &mut merge.notes)?;
     Ok(merge)

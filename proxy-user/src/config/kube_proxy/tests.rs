@@ -15,7 +15,7 @@ use crate::cli::args::kube_proxy::{OWN, as_spelled_here};
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
 use proxy_cli::value::{self, LogFormat, LogLevel, NodePortAddress};
-use proxy_core::model::settings::DetectLocal;
+use proxy_core::model::settings::{DetectLocal, UnallocatedAddresses};
 use proxy_core::model::{HostDevice, HostView, NodeView};
 use proxy_core::plan::plan_node;
 
@@ -147,7 +147,27 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     assert!(node_ports.all && node_ports.ranges == ["127.0.0.0/8".parse().unwrap()]);
     expected.network.nodeport_addresses.clone_from(&config.network.nodeport_addresses);
     expected.node.node_port_addresses = config.node.node_port_addresses.clone();
+    expected.network.unallocated_addresses = Some(UnallocatedAddresses::Pass);
+    expected.node.unallocated = UnallocatedAddresses::Pass;
     assert_eq!(config, expected);
+}
+
+#[rstest]
+#[case::iptables("mode: iptables\n", &[], Some(UnallocatedAddresses::Pass))]
+#[case::no_mode("", &[], Some(UnallocatedAddresses::Pass))]
+#[case::nftables("mode: nftables\n", &[], None)]
+#[case::ipvs("mode: ipvs\n", &[], None)]
+#[case::ranges("mode: iptables\n", &["--service-cidrs=10.96.0.0/12"], None)]
+#[case::flag("mode: iptables\n", &["--unallocated-addresses=drop"], Some(UnallocatedAddresses::Drop))]
+#[case::flag_and_ranges("", &["--service-cidrs=10.96.0.0/12", "--unallocated-addresses=pass"], Some(UnallocatedAddresses::Pass))]
+fn unallocated_addresses_are_handled_as_in_the_mode(
+    #[case] text: &str,
+    #[case] flags: &[&str],
+    #[case] expected: Option<UnallocatedAddresses>,
+) {
+    let config = with_file(&body(text), flags).unwrap();
+    assert_eq!(config.network.unallocated_addresses, expected);
+    assert_eq!(config.node.unallocated, expected.unwrap_or_default());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Finds chains of netfilter that drop what no rule accepts, and rules that match a Service's address or port.
+//! Finds chains of netfilter that drop what no rule accepts, and rules that match a Service's address or port, or a client's
+//! address.
 //!
 //! Rules that accept connections by their destination NAT (`ct status dnat`, kube-proxy's chain KUBE-FORWARD) accept nothing of
 //! Ballast, whose programs translate before netfilter.
@@ -16,8 +17,10 @@ const HOOK: u16 = 4;
 const POLICY: u16 = 5;
 /// `NFTA_HOOK_HOOKNUM`.
 const HOOK_NUMBER: u16 = 1;
+/// `NF_INET_FORWARD`.
+const FORWARD: u32 = 2;
 /// `NF_INET_LOCAL_IN` and `NF_INET_FORWARD`.
-const HOOKS: [u32; 2] = [1, 2];
+const HOOKS: [u32; 2] = [1, FORWARD];
 /// `NF_DROP`.
 const DROP: u32 = 0;
 /// `NFTA_CHAIN_TYPE`.
@@ -41,7 +44,8 @@ pub fn dropping() -> io::Result<Vec<String>> {
 
 /// Returns the chains with rules that kube-proxy's connections passed with the Service's address and port, and Ballast's do not:
 /// chains before routing from which a rule that drops or rejects is reached, and rules that select packets by the destination
-/// before NAT. Rules of verdict maps and of iptables-legacy are not included.
+/// before NAT; and chains for forwarded packets from which a rule is reached that drops or rejects by the source address, since
+/// Ballast's packets to endpoints on other nodes do not pass them. Rules of verdict maps and of iptables-legacy are not included.
 pub fn bypassed() -> io::Result<Vec<String>> {
     let chains = list(Message::new(NFTABLES, GET_CHAIN, ANY_FAMILY))?;
     Ok(bypassed_in(&chains, &rules()?))
@@ -52,23 +56,34 @@ fn bypassed_in(chains: &[Message], rules: &[Rule]) -> Vec<String> {
     for rule in rules {
         rules_of.entry(&rule.chain).or_default().push(rule);
     }
-    let drops = |start: &Chain| {
-        let (mut open, mut seen) = (vec![start.clone()], BTreeSet::new());
-        while let Some(chain) = open.pop() {
+    // Whether a rule that drops is reached; `by_source`: only if it, or a rule that jumps to its chain, selects by the source.
+    let drops = |start: &Chain, by_source: bool| {
+        let (mut open, mut seen) = (vec![(start.clone(), !by_source)], BTreeSet::new());
+        while let Some((chain, is_selected)) = open.pop() {
             for rule in rules_of.get(&chain).into_iter().flatten() {
-                if rule.drops {
+                let is_selected = is_selected || rule.reads_source;
+                if rule.drops && is_selected {
                     return true;
                 }
                 let targets = rule.targets.iter().map(|name| Chain { name: name.clone(), ..chain.clone() });
-                open.extend(targets.filter(|chain| !chain.is_kube_proxys() && seen.insert(chain.clone())));
+                let targets =
+                    targets.filter(|chain| !chain.is_kube_proxys()).map(|chain| (chain, is_selected));
+                open.extend(targets.filter(|next| seen.insert(next.clone())));
             }
         }
         false
     };
-    let early =
-        chains.iter().filter_map(before_routing).filter(|(chain, has_policy)| *has_policy || drops(chain));
+    let early = chains
+        .iter()
+        .filter_map(before_routing)
+        .filter(|(chain, has_policy)| *has_policy || drops(chain, false))
+        .map(|(chain, _)| chain);
+    let is_forward = |message: &&Message| {
+        hook_of(message) == Some(FORWARD) && [INET, IPV4, IPV6].contains(&message.family)
+    };
+    let forward = chains.iter().filter(is_forward).filter_map(chain_of).filter(|chain| drops(chain, true));
     let original = rules.iter().filter(|rule| rule.reads_original).map(|rule| rule.chain.clone());
-    let found: BTreeSet<_> = early.map(|(chain, _)| chain).chain(original).collect();
+    let found: BTreeSet<_> = early.chain(forward).chain(original).collect();
     let is_others =
         |chain: &&Chain| chain.table != TABLE && !chain.table.starts_with(OWN) && !chain.is_kube_proxys();
     let name = |chain: &Chain| format!("{} of {} {}", chain.name, family(chain.family), chain.table);
@@ -77,21 +92,34 @@ fn bypassed_in(chains: &[Message], rules: &[Rule]) -> Vec<String> {
 
 /// Returns the chain if it handles packets before routing and is not for NAT, and whether its policy is drop.
 fn before_routing(message: &Message) -> Option<(Chain, bool)> {
-    let number = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_be_bytes);
-    let name = |kind| find(&message.body, kind).map(text);
-    let hook = find_below(&message.body, &[HOOK, HOOK_NUMBER]).and_then(number)?;
+    let hook = hook_of(message)?;
     let is_early = EARLY_HOOKS.iter().any(|(early, of)| *early == hook && of.contains(&message.family));
-    let chain = Chain { family: message.family, table: name(CHAIN_TABLE)?, name: name(CHAIN_NAME)? };
-    let drops = find(&message.body, POLICY).and_then(number) == Some(DROP);
-    (is_early && name(TYPE).as_deref() != Some("nat")).then_some((chain, drops))
+    let is_nat = find(&message.body, TYPE).map(text).as_deref() == Some("nat");
+    (is_early && !is_nat).then(|| Some((chain_of(message)?, has_policy_drop(message)))).flatten()
+}
+
+fn chain_of(message: &Message) -> Option<Chain> {
+    let name = |kind| find(&message.body, kind).map(text);
+    Some(Chain { family: message.family, table: name(CHAIN_TABLE)?, name: name(CHAIN_NAME)? })
+}
+
+/// Returns the number of the hook at which the kernel enters the chain.
+fn hook_of(message: &Message) -> Option<u32> {
+    find_below(&message.body, &[HOOK, HOOK_NUMBER]).and_then(number)
+}
+
+fn has_policy_drop(message: &Message) -> bool {
+    find(&message.body, POLICY).and_then(number) == Some(DROP)
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
 fn of_chain(message: &Message) -> Option<String> {
-    let number = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_be_bytes);
-    let name = |kind| find(&message.body, kind).map(text);
-    let (table, name) = (name(CHAIN_TABLE)?, name(CHAIN_NAME)?);
-    let hook = find_below(&message.body, &[HOOK, HOOK_NUMBER]).and_then(number)?;
-    let drops = find(&message.body, POLICY).and_then(number) == Some(DROP) || table == FIREWALLD;
+    let Chain { table, name, .. } = chain_of(message)?;
+    let hook = hook_of(message)?;
+    let drops = has_policy_drop(message) || table == FIREWALLD;
     (HOOKS.contains(&hook) && drops).then(|| format!("{name} of {} {table}", family(message.family)))
 }
 
@@ -150,6 +178,33 @@ mod tests {
             drop("ballast-handover", "prerouting"),
         ];
         assert_eq!(bypassed_in(&others, &rules), ["ingress of netdev filter"]);
+    }
+
+    #[test]
+    fn chains_for_forwarded_packets_that_drop_by_the_source_are_found() {
+        let chains = [
+            chain(IPV4, "filter", "FORWARD", 2, 1),
+            chain(IPV4, "filter", "INPUT", 1, 1),
+            chain(NETDEV, "filter", "other", 2, 1),
+        ];
+        let found = |rules: &[Rule]| bypassed_in(&chains, rules);
+        let jump = |reads_source| Rule {
+            targets: BTreeSet::from(["BAN".to_owned()]),
+            reads_source,
+            ..rule("filter", "FORWARD")
+        };
+        let drop = |chain, reads_source| Rule { drops: true, reads_source, ..rule("filter", chain) };
+        for rules in [
+            &[drop("FORWARD", true)][..],
+            &[jump(false), drop("BAN", true)],
+            &[jump(true), drop("BAN", false)],
+            &[jump(false), jump(true), drop("BAN", false)],
+        ] {
+            assert_eq!(found(rules), ["FORWARD of ip filter"], "{rules:?}");
+        }
+        let accept = Rule { reads_source: true, ..rule("filter", "FORWARD") };
+        let others = [drop("FORWARD", false), accept, drop("INPUT", true), drop("other", true)];
+        assert_eq!(found(&others), [""; 0]);
     }
 
     #[test]

@@ -54,6 +54,14 @@ const CT_KEY: [u16; 2] = [2, 2];
 const CT_DIRECTION: [u16; 2] = [2, 3];
 const MATCH_NAME: [u16; 2] = [2, 1];
 const MATCH_INFO: [u16; 2] = [2, 3];
+/// The paths to the header, the offset and the length of `payload` (`NFTA_PAYLOAD_BASE`, `_OFFSET`, `_LEN`), and
+/// `NFT_PAYLOAD_NETWORK_HEADER`.
+const PAYLOAD_BASE: [u16; 2] = [2, 2];
+const PAYLOAD_OFFSET: [u16; 2] = [2, 3];
+const PAYLOAD_LENGTH: [u16; 2] = [2, 4];
+const NETWORK_HEADER: u32 = 1;
+/// Matches of iptables that usually look at the source address.
+const SOURCE_MATCHES: [&str; 6] = ["set", "iprange", "geoip", "recent", "hashlimit", "connlimit"];
 /// The keys of `ct` for the destination of a connection: `NFT_CT_DST`, `_PROTO_DST`, `_DST_IP`, `_DST_IP6`.
 const CT_DESTINATIONS: [u32; 4] = [9, 12, 20, 22];
 /// `match_flags` of `xt_conntrack_mtinfo3`, and its bits `XT_CONNTRACK_ORIGDST` and `_ORIGDST_PORT`.
@@ -73,6 +81,8 @@ pub(super) struct Rule {
     pub targets: BTreeSet<String>,
     /// It drops or rejects packets, and does not select them by the way back to their source (`fib`, `rpfilter`).
     pub drops: bool,
+    /// It selects packets by their source address: a comparison, a set of addresses, or a list or limit of iptables.
+    pub reads_source: bool,
     /// It selects packets by the destination that their connection had before NAT (`ct original`, `--ctorigdstport`).
     pub reads_original: bool,
 }
@@ -268,18 +278,30 @@ fn rule(message: &Message) -> Option<Rule> {
             && find_below(one, &CT_DIRECTION) == Some(&[0])
             || matches(one, "conntrack") && flags() == Some(true)
     };
+    let reads_source = |one: &&[u8]| {
+        let number = |path| Some(u32::from_be_bytes(find_below(one, path)?.try_into().ok()?));
+        // A prefix of whole bytes loads only these. At 8, IPv4 has the TTL, which is one byte.
+        let loads = || match (number(&PAYLOAD_OFFSET)?, number(&PAYLOAD_LENGTH)?) {
+            (12, length) => Some(length <= 4),
+            (offset, length) => Some(offset == 8 && length > 1),
+        };
+        is(one, "payload") && number(&PAYLOAD_BASE) == Some(NETWORK_HEADER) && loads() == Some(true)
+            || SOURCE_MATCHES.iter().any(|name| matches(one, name))
+    };
     Some(Rule {
         chain: Chain { family: message.family, table: name(RULE_TABLE)?, name: name(RULE_CHAIN)? },
         handle: find(&message.body, RULE_HANDLE)?.to_vec(),
         targets: expressions.iter().filter_map(target).collect(),
         drops: expressions.iter().any(drops)
             && !expressions.iter().any(|one| is(one, "fib") || matches(one, "rpfilter")),
+        reads_source: expressions.iter().any(reads_source),
         reads_original: expressions.iter().any(reads_original),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::message::INET;
     use super::*;
 
     fn chain(table: &str, name: &str) -> Chain {
@@ -320,6 +342,26 @@ mod tests {
             expression("match", &[(1, b"conntrack\0"), (3, &info)])
         };
         assert_eq!((of(&conntrack(1 << 9)), of(&conntrack(1 << 11))), ((false, true), (false, false)));
+    }
+
+    #[test]
+    fn rule_by_the_source_is_known_by_its_load_or_its_match() {
+        let of = |expressions: &[u8]| {
+            let message = rule_of(INET, "filter", "forward", expressions).with(RULE_HANDLE, &[0; 8]);
+            rule(&message).unwrap().reads_source
+        };
+        let load = |base: u32, offset: u32, length: u32| {
+            let [base, offset, length] = [base, offset, length].map(u32::to_be_bytes);
+            expressions::expression("payload", &[(1, &[0; 4]), (2, &base), (3, &offset), (4, &length)])
+        };
+        assert!(of(&load(1, 12, 4)) && of(&load(1, 12, 3)) && of(&load(1, 8, 16)) && of(&load(1, 8, 8)));
+        for (what, base, offset, length) in
+            [("destination", 1, 16, 4), ("IPv6 destination", 1, 24, 16), ("TTL", 1, 8, 1), ("TCP", 2, 12, 1)]
+        {
+            assert!(!of(&load(base, offset, length)), "{what}");
+        }
+        let matched = |name: &[u8]| expressions::expression("match", &[(1, name), (3, &[0; 8])]);
+        assert!(of(&matched(b"set\0")) && !of(&matched(b"comment\0")));
     }
 
     #[test]

@@ -8,6 +8,9 @@ use super::{LABEL_ZONE, address, label};
 /// The taint that the cluster autoscaler adds to a node before it removes the machine.
 const TAINT_LEAVES: &str = "ToBeDeletedByClusterAutoscaler";
 
+/// The label that the kubelet gives to its node: the name of the operating system, as Go names it.
+const LABEL_OS: &str = "kubernetes.io/os";
+
 /// Converts the parts of a node that are used. Whether the node is leaving follows kube-proxy's rule
 /// (`pkg/proxy/healthcheck/proxy_health.go`). Addresses and ranges that cannot be parsed are left out: each of their
 /// uses has its own fallback.
@@ -16,6 +19,7 @@ pub fn node(object: Node) -> NodeView {
     let is_leaving = object.metadata.deletion_timestamp.is_some()
         || spec.taints.iter().flatten().any(|taint| taint.key == TAINT_LEAVES);
     let zone = label(&object.metadata, LABEL_ZONE).filter(|zone| !zone.is_empty()).map(str::to_owned);
+    let is_other_os = label(&object.metadata, LABEL_OS).is_some_and(|os| os != "linux");
     let addresses = object.status.and_then(|status| status.addresses).unwrap_or_default();
     let of_type = |kind: &str| {
         let texts = addresses.iter().filter(|address| address.type_ == kind);
@@ -32,5 +36,6 @@ pub fn node(object: Node) -> NodeView {
         external_ips: of_type("ExternalIP"),
         pod_cidrs: pod_cidrs.iter().filter_map(|range| address::range(range).ok()).collect(),
         is_leaving,
+        is_other_os,
     }
 }

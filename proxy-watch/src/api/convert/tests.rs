@@ -381,6 +381,15 @@ fn a_node_has_a_zone_or_none(#[case] labels: Value, #[case] zone: Option<&str>) 
 }
 
 #[rstest]
+#[case(json!({"kubernetes.io/os": "linux"}), false)]
+#[case(json!({"kubernetes.io/os": "windows"}), true)]
+fn node_with_another_system_is_known(#[case] labels: Value, #[case] is_other_os: bool) {
+    let object = json!({"metadata": {"name": "n1", "labels": labels}});
+    let expected = NodeView { is_other_os, ..NodeView::new("n1") };
+    assert_eq!(node(serde_json::from_value(object).unwrap()), expected);
+}
+
+#[rstest]
 #[case(json!({"metadata": {"name": "n1"}}), false)]
 #[case(json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": true}}), false)]
 #[case(json!({"metadata": {"name": "n1", "deletionTimestamp": "2026-01-02T03:04:05Z"}}), true)]

@@ -130,13 +130,20 @@ fn bypassed(others: &Others) -> CheckLine {
         ),
         Ok(found) if found.is_empty() => CheckLine::pass(
             CHECK,
-            "no rule of netfilter drops packets before routing, or reads the destination before NAT",
+            "no rule of netfilter drops packets before routing, drops forwarded packets by their source, or reads the destination \
+             before NAT",
         ),
         Ok(found) => CheckLine::warn(
             CHECK,
-            format!("Ballast translates before the rules of these chains: {}", some(found)),
-            "rules there that match the address or the port of a Service match nothing: use loadBalancerSourceRanges, or rules for \
-             the endpoints. Other rules work as before",
+            format!(
+                "Ballast translates before the rules of these chains, or forwards without them: {}",
+                some(found)
+            ),
+            "rules there that match the address or the port of a Service match nothing, and rules that match an endpoint's address \
+             match the Service's packets, too. Rules that match a client's address (blocklists, limits) see only connections to \
+             endpoints of this node, unless the Service has DSR. Instead: loadBalancerSourceRanges, externalTrafficPolicy Local, \
+             or a firewall in front of the nodes \
+             (docs/coexistence.md#rules-that-match-the-addresses-of-clients)",
         ),
     }
 }
