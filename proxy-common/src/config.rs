@@ -177,7 +177,7 @@ flags! {
         pub const CONFIG_DSR: u32 = 1 << 8;
         /// The kernel has `IPsec` policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
         pub const CONFIG_IPSEC: u32 = 1 << 9;
-        /// Some local devices are ports of a bridge that is an uplink ([`DEVICE_LAN_PORT`](crate::node::DEVICE_LAN_PORT)).
+        /// Some local devices are ports of a bridge that is an uplink or has a NIC ([`DEVICE_LAN_PORT`](crate::node::DEVICE_LAN_PORT)).
         pub const CONFIG_LAN_PORTS: u32 = 1 << 10;
         /// The kernel has rules for routes besides its own three (`ip rule`): packets of two sources may take different routes
         /// to one destination.

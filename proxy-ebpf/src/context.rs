@@ -110,24 +110,19 @@ pub const NO_HASH: u64 = 0;
 
 /// In [`PacketCtx::tunnelled`]: the packet arrived encapsulated.
 pub const TUNNELLED: u32 = 1 << 16;
-/// In [`PacketCtx::tunnelled`], the lowest bit of how often the packet was encapsulated: see [`hops_of`].
-pub const TUNNELLED_HOPS_SHIFT: u32 = 17;
+/// In [`PacketCtx::tunnelled`]: the first node knows the connection from its first packet.
+pub const TUNNELLED_SURE: u32 = 1 << 17;
+/// In [`PacketCtx::tunnelled`], the lowest bit of [`encapsulated`].
+pub const TUNNELLED_HOPS_SHIFT: u32 = 18;
 /// A packet is encapsulated this often at most. A flow has two bits for the number before ([`tunnel_hops`]).
 ///
 /// [`tunnel_hops`]: proxy_common::flow::tunnel_hops
 pub const MAX_HOPS: u32 = 4;
 
-/// Returns how often a packet was encapsulated, from [`PacketCtx::tunnelled`]. 0: it did not arrive encapsulated, or only once, by
-/// a node that knows the connection from its SYN.
-#[inline(always)]
-pub const fn hops_of(tunnelled: u32) -> u32 {
-    tunnelled >> TUNNELLED_HOPS_SHIFT
-}
-
 /// Returns how often a packet was encapsulated, from [`PacketCtx::tunnelled`].
 #[inline(always)]
 pub const fn encapsulated(tunnelled: u32) -> u32 {
-    if tunnelled != 0 && hops_of(tunnelled) == 0 { 1 } else { hops_of(tunnelled) }
+    tunnelled >> TUNNELLED_HOPS_SHIFT
 }
 
 /// Value of `scratch` and `scratch6`.
@@ -146,8 +141,8 @@ pub struct PacketCtx<A> {
     pub service: u32,
     /// The stage with which the next program (tail call) continues: a [`StepCode`](crate::step::StepCode).
     pub step: u32,
-    /// If the packet arrived encapsulated: [`TUNNELLED`], [`hops_of`], and in the low 16 bits the endpoint's tag that the other
-    /// node has sent ([`tunnel_tag`](proxy_common::select::tunnel_tag)); else 0.
+    /// If the packet arrived encapsulated: [`TUNNELLED`], [`TUNNELLED_SURE`], [`encapsulated`], and in the low 16 bits the
+    /// endpoint's tag that the other node has sent ([`tunnel_tag`](proxy_common::select::tunnel_tag)); else 0.
     pub tunnelled: u32,
     /// Not 0: the packet is a retransmitted SYN, and a refusal of its connection was hidden. A backend that has answered
     /// lately is selected, and its refusal reaches the client.

@@ -42,11 +42,17 @@ pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeM
         let master = device.master.and_then(|index| Some((index, host.devices.get(&index)?)));
         master.filter(|(_, master)| master.kind == DeviceKind::Bridge)
     };
+    let has_nic = |bridge: u32| {
+        let is_nic = |port: &HostDevice| port.master == Some(bridge) && !port.kind.is_virtual();
+        host.devices.iter().any(|(index, port)| is_nic(port) && is_uplink(*index, port))
+    };
     // One veth of the node leads to all pods (Cilium): the route to a pod does not tell its device.
     let has_own_routes = !host.devices.values().any(is_between);
     let facts = |(index, device): (&u32, &HostDevice)| {
         let (uplink, bridge) = (is_uplink(*index, device), bridge_of(device));
-        let lan_port = !uplink && bridge.is_some_and(|(index, bridge)| is_uplink(index, bridge));
+        // A guest on a bridge with a NIC is on the LAN, also if the node has no address there: its router may be another machine.
+        let lan_port =
+            !uplink && bridge.is_some_and(|(index, bridge)| is_uplink(index, bridge) || has_nic(index));
         let is_pair = device.kind == DeviceKind::Veth && !device.both_ends;
         let is_routed = device.master.is_none() || bridge.is_some() && !lan_port;
         let guest = is_pair && is_routed && !uplink && has_own_routes;

@@ -11,7 +11,9 @@ use proxy_common::service::{SERVICE_DSR, SERVICE_LOCAL, ServiceEntry};
 use proxy_common::{Address, PROTO_TCP, decide, maglev};
 
 use super::load;
-use crate::context::{MAX_HOPS, Packet, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, hops_of};
+use crate::context::{
+    MAX_HOPS, Packet, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, TUNNELLED_SURE, encapsulated,
+};
 use crate::env::{Services, Words};
 use crate::frame::Frame;
 use crate::select::health;
@@ -61,13 +63,12 @@ pub fn select_packets<M: Services, F: Frame>(
     }
     // An early hook never processes an encapsulated packet.
     let mut id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
-    if !F::EARLY && is_looked_for(ctx.tunnelled) && may_have_begun_elsewhere(ctx) {
+    if !F::EARLY && may_have_begun_elsewhere(ctx) {
         let first = id;
-        id = maps.second_chance(ctx, first);
-        if id & LAST != 0 {
-            id ^= LAST;
-            ctx.tunnelled |= (MAX_HOPS - 1) << TUNNELLED_HOPS_SHIFT;
-        }
+        let next = maps.second_chance(ctx, first);
+        id = next & !LAST;
+        // Without a branch, which the verifier would walk through twice.
+        ctx.tunnelled |= (next >> LAST.trailing_zeros()) * ((MAX_HOPS - 1) << TUNNELLED_HOPS_SHIFT);
         ctx.second_chance = first ^ id;
     }
     selected(maps, id)
@@ -91,7 +92,7 @@ fn is_mid_connection<A>(packet: &Packet<A>) -> bool {
 /// Whether this node may send the packet on to another node that may have its flow.
 #[inline(always)]
 const fn is_looked_for(tunnelled: u32) -> bool {
-    tunnelled == 0 || hops_of(tunnelled) != 0 && hops_of(tunnelled) < MAX_HOPS
+    tunnelled & TUNNELLED_SURE == 0 && encapsulated(tunnelled) < MAX_HOPS
 }
 
 /// In the result of [`second_chance`]: no node of a previous table has the flow, so the backend takes the packet in any case.
@@ -105,6 +106,9 @@ const LAST: u32 = 1 << 31;
 #[inline(always)]
 pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -> u32 {
     let service = &ctx.frontend;
+    if !is_looked_for(ctx.tunnelled) {
+        return id;
+    }
     if let Some(backend) = maps.backend(id)
         && id != 0
         && backend.flags & BACKEND_LOCAL == 0
@@ -115,7 +119,7 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
     let selector = selector(service.algorithm, &ctx.packet.key, 0);
     let current = maps.table_id(service, 0, selector);
     // The first node's own choice comes before all others, whatever its tag.
-    let begins = hops_of(ctx.tunnelled) <= 1;
+    let begins = encapsulated(ctx.tunnelled) <= 1;
     let from = if begins { 0 } else { (ctx.tunnelled & 0xffff) + 1 };
     let (mut best, mut best_tag, mut here) = (0, TUNNELLED, 0);
     let mut number = 1;

@@ -77,7 +77,8 @@ where
     let Some(flow) = found else { return Step::NewFlow };
     // The number is hidden from the compiler: a comparison of the flow's bits themselves would give the verifier two states.
     let path = opaque(u64::from(path_of(flow.bits()))) as u32;
-    let returns = !F::EARLY && is_encapsulated(path) && has_returned(ctx, flow.bits());
+    let returns =
+        !F::EARLY && is_encapsulated(path) && opaque(u64::from(has_returned(ctx, flow.bits()))) != 0;
     // `existing` has already compared the Service of a SYN with the flow's, so the flow's own Service is passed here.
     let continues = !returns && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
     if !continues || flow.needs_frontend_check(time) && !keeps_frontend(maps, ctx, &flow, time) {

@@ -214,7 +214,7 @@ fn plan<M, F>(
         | if origin.from_node { STATE_LOCAL } else { 0 }
         | if is_by_load(ctx.frontend.algorithm) { STATE_COUNTS } else { 0 }
         | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT } else { 0 }
-        | if tunnel != 0 { encapsulated(ctx.tunnelled) << TUNNEL_HOPS_SHIFT } else { 0 }
+        | if tunnel != 0 { (encapsulated(ctx.tunnelled) & 3) << TUNNEL_HOPS_SHIFT } else { 0 }
         | if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 };
     let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
     let source = if snat { Some(&node.source) } else { None };

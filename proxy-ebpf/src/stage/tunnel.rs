@@ -22,7 +22,9 @@ use super::established::longest;
 use super::forward::{self, EtherType, Routing};
 use super::fragment::{Fragmented, key_of};
 use super::translate::{Rewrite, fold32};
-use crate::context::{NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, Tuple, encapsulated};
+use crate::context::{
+    NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, TUNNELLED_SURE, Tuple, encapsulated,
+};
 use crate::env::{Counters, Fragments, Node, Services, Words};
 use crate::flow::track::is_syn;
 use crate::frame::{Fib, Frame, HelperFailed, Route};
@@ -275,8 +277,10 @@ where
     if frame.load(link + <M::Family as Outer>::HOPS_AT, &mut hops, 1).is_err() {
         return Err(Step::Pass);
     }
-    let hops = hops_by(hops) << TUNNELLED_HOPS_SHIFT;
-    Ok(Arrived { header, tunnelled: TUNNELLED | hops | u32::from(tag) })
+    let hops = hops_by(hops);
+    let sure = if hops == 0 { TUNNELLED_SURE } else { 0 };
+    let tunnelled = TUNNELLED | sure | hops.max(1) << TUNNELLED_HOPS_SHIFT | u32::from(tag);
+    Ok(Arrived { header, tunnelled })
 }
 
 /// Removes the outer header if another node sent the packet, and the inner packet is for a Service. [`Step::Tunnelled`]: the

@@ -113,6 +113,23 @@ fn veth_port_without_a_nic_is_an_uplink() {
 }
 
 #[test]
+fn ports_of_a_bridge_with_a_nic_are_on_the_lan() {
+    let port = |name, kind| HostDevice { master: Some(10), ..device(name, kind, &[]) };
+    let ports = |nic| {
+        let all = host([
+            HostDevice { mac: 7, ..device("vm-br", DeviceKind::Bridge, &[]) },
+            port("vm-bo", nic),
+            port("vnet1", DeviceKind::Tun),
+            port("veth1", DeviceKind::Veth),
+        ]);
+        let found = devices(&node(), &all, &DetectLocal::Devices);
+        [12, 13].map(|index| found.get(&index).copied().unwrap_or(0))
+    };
+    assert_eq!(ports(DeviceKind::Bond), [DEVICE_LAN_PORT | 7; 2]);
+    assert_eq!(ports(DeviceKind::Tun).map(|device| device & DEVICE_LAN_PORT), [0; 2]);
+}
+
+#[test]
 fn frames_of_a_bridges_ports_are_received_at_its_address() {
     let with = |mac, device| HostDevice { mac, ..device };
     let port = |mac, name, kind| with(mac, HostDevice { master: Some(10), ..device(name, kind, &[]) });
