@@ -3,7 +3,6 @@
 //! Objects are converted as they arrive, so that the large Kubernetes types exist only for a moment. Each list, the first one
 //! and every later one, becomes one [`Event::Reset`]; it also covers deletions that happened while there was no watch.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
@@ -22,6 +21,7 @@ use proxy_core::model::problem::chain;
 use proxy_core::model::{Event, Listing, WatchFailure, Watches};
 use proxy_core::spans;
 
+use super::jitter::jitter;
 use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::reflector::reflect;
@@ -333,7 +333,7 @@ fn paced<T: Send>(
                 refusals += u32::from(is_lasting(error));
                 let pause = pauses.next().unwrap_or(MAX_DELAY) + demanded(error);
                 if is_lasting(error) && refusals >= REFUSALS {
-                    pause.max(randomly_longer(refused))
+                    pause.max(refused + jitter(refused))
                 } else {
                     pause
                 }
@@ -346,12 +346,6 @@ fn paced<T: Send>(
 /// Whether the server will answer the same until an operator changes it or its roles.
 fn is_lasting(error: &watcher::Error) -> bool {
     matches!(WatchErrorKind::of(error), WatchErrorKind::Forbidden | WatchErrorKind::Missing)
-}
-
-/// Returns a random pause, so that the agents of all nodes do not ask at once.
-fn randomly_longer(pause: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % pause.as_secs().max(1);
-    pause + Duration::from_secs(random)
 }
 
 /// Returns how long the server demands to wait (`Retry-After`).
