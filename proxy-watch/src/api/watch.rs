@@ -3,6 +3,7 @@
 //! Objects are converted as they arrive, so that the large Kubernetes types exist only for a moment. Each list, the first one
 //! and every later one, becomes one [`Event::Reset`]; it also covers deletions that happened while there was no watch.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
@@ -18,7 +19,7 @@ use tracing::field::Empty;
 use tracing::{Span, info_span, warn};
 
 use proxy_core::model::problem::chain;
-use proxy_core::model::{Event, Listing, WatchFailure, Watches};
+use proxy_core::model::{Event, Key, Listing, WatchFailure, Watches};
 use proxy_core::spans;
 
 use super::jitter::jitter;
@@ -237,14 +238,14 @@ fn collected<K: Watched>(
 
 /// A list that is in progress.
 struct List<M> {
-    objects: Vec<M>,
+    objects: BTreeMap<Key, M>,
     /// The span of the list; it ends with the list.
     span: Option<Span>,
 }
 
 impl<M> Default for List<M> {
     fn default() -> Self {
-        Self { objects: Vec::new(), span: None }
+        Self { objects: BTreeMap::new(), span: None }
     }
 }
 
@@ -269,7 +270,7 @@ impl<M> List<M> {
         if let Some(span) = self.span.take() {
             span.record("ballast.objects", self.objects.len() as u64);
         }
-        std::mem::take(&mut self.objects)
+        std::mem::take(&mut self.objects).into_values().collect()
     }
 }
 
@@ -281,25 +282,25 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
             list.begin(K::RESOURCE);
             return None;
         }
-        Ok(watcher::Event::InitApply(object)) => {
-            list.objects.extend(object.convert());
-            return None;
-        }
         Ok(watcher::Event::InitDone) => Event::Reset(K::listing(list.end())),
-        Ok(watcher::Event::Apply(object)) if list.is_open() => {
+        Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
             let key = object.key();
-            list.objects.retain(|known| K::name_of(known) != key);
-            list.objects.extend(object.convert());
-            return None;
+            match object.convert() {
+                Some(model) if list.is_open() => {
+                    list.objects.insert(key, model);
+                    return None;
+                }
+                None if list.is_open() => {
+                    list.objects.remove(&key);
+                    return None;
+                }
+                Some(model) => Event::Apply(K::object(model)),
+                None => Event::Delete(key),
+            }
         }
         Ok(watcher::Event::Delete(object)) if list.is_open() => {
-            let key = object.key();
-            list.objects.retain(|known| K::name_of(known) != key);
+            list.objects.remove(&object.key());
             return None;
-        }
-        Ok(watcher::Event::Apply(object)) => {
-            let key = object.key();
-            object.convert().map_or(Event::Delete(key), |model| Event::Apply(K::object(model)))
         }
         Ok(watcher::Event::Delete(object)) => Event::Delete(object.key()),
     };

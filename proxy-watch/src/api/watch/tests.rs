@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::api::client::{Options, connect};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_core::model::{Key, Object, ObjectKind};
 
 use super::*;
@@ -586,6 +587,36 @@ async fn watches_end_at_random_between_five_and_ten_minutes() {
     };
     let times: BTreeSet<_> = inner.requests.iter().filter_map(seconds).collect();
     assert!(times.iter().all(|time| (300..600).contains(time)) && times.len() > 3, "{times:?}");
+}
+
+#[test]
+fn changes_during_a_list_are_found_by_name() {
+    let object = |name: &str, version: usize| OtherNode {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            resource_version: Some(version.to_string()),
+            ..ObjectMeta::default()
+        },
+        ..OtherNode::default()
+    };
+    let mut list = List::default();
+    assert!(report::<OtherNode>(Ok(watcher::Event::Init), &mut list).is_none());
+    let begun = std::time::Instant::now();
+    let objects = (0..10_000).map(|number| object(&format!("node-{number}"), 1));
+    for object in objects.clone() {
+        assert!(report(Ok(watcher::Event::InitApply(object)), &mut list).is_none());
+    }
+    for object in objects {
+        assert!(report(Ok(watcher::Event::Apply(object)), &mut list).is_none());
+    }
+    assert!(report(Ok(watcher::Event::Delete(object("node-7", 2))), &mut list).is_none());
+    let Some(Report::Event(_, event)) = report::<OtherNode>(Ok(watcher::Event::InitDone), &mut list) else {
+        panic!("the list is complete")
+    };
+    let Event::Reset(Listing::Others(nodes)) = *event else { panic!("{event:?}") };
+    assert_eq!(nodes.len(), 9_999);
+    assert!(nodes.iter().all(|node| node.name != "node-7"));
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
 fn kinds_of(reports: &[Report]) -> String {
