@@ -16,10 +16,10 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::Empty;
-use tracing::{Span, info_span, warn};
+use tracing::{Span, info, info_span, warn};
 
 use proxy_core::model::problem::chain;
-use proxy_core::model::{Event, Key, Listing, WatchFailure, Watches};
+use proxy_core::model::{Event, Key, Listing, Object, WatchFailure, Watches};
 use proxy_core::spans;
 
 use super::jitter::jitter;
@@ -45,8 +45,9 @@ const QUIET: Duration = Duration::from_secs(30);
 const MAX_DEMANDED: Duration = Duration::from_mins(2);
 /// A list that is incomplete for this time is reported.
 const LATE: Duration = Duration::from_secs(30);
-/// How long the other lists wait for this node's object, as kube-proxy waits for its addresses: until it is known, node ports
-/// would answer at other addresses, and pods would be clients outside. What an earlier agent has programmed serves meanwhile.
+/// How long the other lists wait for this node's addresses, as in kube-proxy (`pkg/proxy/node.go`): until they are known, node ports
+/// would answer at other addresses, and pods would be clients outside. A kubelet without a cloud provider sets them as it registers
+/// the node; a cloud provider sets them later. What an earlier agent has programmed serves meanwhile.
 const NODE_WAIT: Duration = Duration::from_secs(30);
 
 /// An event or a failure of one of the watches.
@@ -85,14 +86,28 @@ pub async fn run(
     });
     let rest: SelectAll<BoxStream<'static, Report>> =
         stream::select_all([services.boxed(), slices.boxed(), cidrs.boxed(), others.boxed()]);
-    let rest = timeout(NODE_WAIT, is_known).map(|_| rest).flatten_stream();
+    let rest = timeout(NODE_WAIT, is_known).map(|known| {
+        if known.is_err() {
+            info!(
+                node = node_name,
+                "the Node object has no address, or is not known yet; continuing with the addresses of this machine"
+            );
+        }
+        rest
+    });
+    let rest = rest.flatten_stream();
     forward(stream::select(node, rest).boxed(), &node_name, &sender, &watches, note).await;
 }
 
-/// Whether this report about the node ends the wait for it: it is known now, or the role of the agent does not allow it.
+/// Whether this report about the node ends the wait for it: its addresses are known now, or the role of the agent does not allow it.
 fn ends_wait(report: &Report) -> bool {
     match report {
-        Report::Event(..) => true,
+        Report::Event(_, event) => match &**event {
+            Event::Reset(Listing::Node(Some(node))) | Event::Apply(Object::Node(node)) => {
+                node.addresses().next().is_some()
+            }
+            _ => false,
+        },
         Report::Late(_) => false,
         Report::Failed(_, error) => WatchErrorKind::of(error) == WatchErrorKind::Forbidden,
     }

@@ -14,7 +14,7 @@ use tokio::sync::{broadcast, mpsc};
 
 use crate::api::client::{Options, connect};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proxy_core::model::{Key, Object, ObjectKind};
+use proxy_core::model::{Key, NodeView, Object, ObjectKind};
 
 use super::*;
 
@@ -151,7 +151,8 @@ impl Test {
             inner.items.insert(
                 NODES,
                 vec![json!({"metadata": {"name": "n1", "resourceVersion": "1",
-                "labels": {"topology.kubernetes.io/zone": "z"}}})],
+                "labels": {"topology.kubernetes.io/zone": "z"}},
+                "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}})],
             );
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -587,6 +588,28 @@ async fn watches_end_at_random_between_five_and_ten_minutes() {
     };
     let times: BTreeSet<_> = inner.requests.iter().filter_map(seconds).collect();
     assert!(times.iter().all(|time| (300..600).contains(time)) && times.len() > 3, "{times:?}");
+}
+
+#[test]
+fn wait_for_the_node_ends_with_its_first_address() {
+    let event = |event| ends_wait(&Report::Event("nodes", Box::new(event)));
+    let node = NodeView::new("n1");
+    let address = || vec!["192.0.2.1".parse().unwrap()];
+    let (internal, external) = (
+        NodeView { internal_ips: address(), ..node.clone() },
+        NodeView { external_ips: address(), ..node.clone() },
+    );
+    assert!(event(Event::Reset(Listing::Node(Some(internal.clone())))));
+    assert!(event(Event::Apply(Object::Node(internal))));
+    assert!(event(Event::Apply(Object::Node(external))));
+    assert!(!event(Event::Reset(Listing::Node(Some(node.clone())))), "a cloud provider sets them later");
+    assert!(!event(Event::Apply(Object::Node(node))));
+    assert!(!event(Event::Reset(Listing::Node(None))), "kubelet registers it later");
+    let failed = |code| {
+        let status = kube::core::Status { code, ..kube::core::Status::default() };
+        ends_wait(&Report::Failed("nodes", watcher::Error::WatchError(Box::new(status))))
+    };
+    assert_eq!((failed(403), failed(500)), (true, false));
 }
 
 #[test]
