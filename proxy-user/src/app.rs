@@ -26,7 +26,6 @@ use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::host::node_path::NodePath;
 use crate::http::gate_state::Gate;
-use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::{Claimed, View};
 use crate::maps::{KernelStore, forget};
 use crate::metrics::{Metrics, recent};
@@ -49,6 +48,7 @@ mod api_access;
 mod attach;
 mod config_file;
 mod end_udp_sockets;
+mod grow;
 mod init;
 mod memory;
 mod notices;
@@ -266,7 +266,7 @@ async fn serve(
     tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("flow tables", problems);
-    tasks.spawn_optional(grow_flows(programs.pin_dir(), report));
+    tasks.spawn_optional(grow::run(programs.pin_dir(), metrics.failed_growths.clone(), report));
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("path MTU", problem);
     tasks.spawn_optional(watches::learn_path_mtu(status.clone(), report));
@@ -450,35 +450,6 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
             tracing::debug!(%error, "cannot read the counters of reasons");
         }
         sleep(recent::PERIOD).await;
-    }
-}
-
-/// Lets the flow tables grow as they fill up.
-async fn grow_flows(folder: PathBuf, report: impl Fn(Vec<String>) + Clone + Send + 'static) {
-    /// So often, a table of 16,384 entries of which a quarter is in use is not full before the next pass, at 240,000 new flows
-    /// a second.
-    const PERIOD: Duration = Duration::from_millis(50);
-    let grow = move || -> std::io::Result<()> {
-        let (mut tables, mut known) = (FlowGrowth::open(&folder)?, Vec::new());
-        loop {
-            for Grown { family, entries, moved } in tables.grow()? {
-                tracing::info!(family, entries, moved, "the flow table has grown");
-            }
-            let problems = tables.problems();
-            if problems != known {
-                problems.iter().for_each(|problem| tracing::error!("{problem}; retrying"));
-                report(problems.clone());
-                known = problems;
-            }
-            std::thread::sleep(PERIOD);
-        }
-    };
-    loop {
-        // The thread ends with the process.
-        if let Ok(Err(error)) = spawn_blocking(grow.clone()).await {
-            tracing::error!(%error, "cannot let the flow tables grow; retrying");
-        }
-        sleep(Duration::from_secs(1)).await;
     }
 }
 
