@@ -129,6 +129,7 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
+    require_whole_packets(&config)?;
     // Before anything on the node is changed; `Programs::start` takes the locks.
     require_unused(&config.bpffs, &cgroup::find(config.cgroup_root.as_deref())?.path)?;
     let sockets_stay = Arc::new(AtomicBool::new(false));
@@ -291,7 +292,8 @@ fn unknown_variables() -> Vec<String> {
     unknown
 }
 
-async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
+/// Fails on a kernel whose tasks interrupt each other while they process packets.
+fn require_whole_packets(config: &RunConfig) -> anyhow::Result<()> {
     if interleaves_packets() && !config.paths.allow_preempt_rt {
         bail!(
             "this kernel is PREEMPT_RT, of Linux 6.18 or newer: tasks of one CPU interrupt each other while they process packets, \
@@ -299,6 +301,10 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
              CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y, and give --allow-preempt-rt"
         );
     }
+    Ok(())
+}
+
+async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
     let root = cgroup::find(config.cgroup_root.as_deref())?;
     if !root.whole && config.cgroup_root.is_none() {
         tracing::warn!(
@@ -458,7 +464,7 @@ async fn forget(folder: PathBuf, bpffs: PathBuf) {
     const PERIOD: Duration = Duration::from_secs(10);
     // Every hour.
     const FLOW_PERIODS: u32 = 360;
-    let mut claimed = Claimed::default();
+    let (mut claimed, mut logged) = (Claimed::default(), String::new());
     for period in (0..FLOW_PERIODS).cycle() {
         sleep(PERIOD).await;
         let (folder, bpffs) = (folder.clone(), bpffs.clone());
@@ -476,14 +482,21 @@ async fn forget(folder: PathBuf, bpffs: PathBuf) {
         };
         match spawn_blocking(sweep).await {
             Ok(Ok((entries, flows, found))) => {
-                claimed = found;
+                (claimed, logged) = (found, String::new());
                 if entries + flows > 0 {
                     tracing::debug!(entries, flows, "clients, sockets and expired flows forgotten");
                 }
             }
             Err(_) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot remove old entries of session affinity, sockets and flows; retrying");
+                let error = error.to_string();
+                if error != logged {
+                    tracing::warn!(
+                        error,
+                        "cannot remove old entries of session affinity, sockets and flows; retrying"
+                    );
+                }
+                logged = error;
             }
         }
     }
