@@ -26,7 +26,6 @@ use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::host::node_path::NodePath;
 use crate::http::gate_state::Gate;
-use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::{Claimed, View};
 use crate::maps::{KernelStore, forget};
 use crate::metrics::{Metrics, recent};
@@ -49,6 +48,7 @@ mod api_access;
 mod attach;
 mod config_file;
 mod end_udp_sockets;
+mod grow;
 mod init;
 mod memory;
 mod notices;
@@ -129,6 +129,7 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
+    require_whole_packets(&config)?;
     // Before anything on the node is changed; `Programs::start` takes the locks.
     require_unused(&config.bpffs, &cgroup::find(config.cgroup_root.as_deref())?.path)?;
     let sockets_stay = Arc::new(AtomicBool::new(false));
@@ -266,7 +267,7 @@ async fn serve(
     tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("flow tables", problems);
-    tasks.spawn_optional(grow_flows(programs.pin_dir(), report));
+    tasks.spawn_optional(grow::run(programs.pin_dir(), metrics.failed_growths.clone(), report));
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("path MTU", problem);
     tasks.spawn_optional(watches::learn_path_mtu(status.clone(), report));
@@ -291,7 +292,8 @@ fn unknown_variables() -> Vec<String> {
     unknown
 }
 
-async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
+/// Fails on a kernel whose tasks interrupt each other while they process packets.
+fn require_whole_packets(config: &RunConfig) -> anyhow::Result<()> {
     if interleaves_packets() && !config.paths.allow_preempt_rt {
         bail!(
             "this kernel is PREEMPT_RT, of Linux 6.18 or newer: tasks of one CPU interrupt each other while they process packets, \
@@ -299,6 +301,10 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
              CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y, and give --allow-preempt-rt"
         );
     }
+    Ok(())
+}
+
+async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
     let root = cgroup::find(config.cgroup_root.as_deref())?;
     if !root.whole && config.cgroup_root.is_none() {
         tracing::warn!(
@@ -453,41 +459,12 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
     }
 }
 
-/// Lets the flow tables grow as they fill up.
-async fn grow_flows(folder: PathBuf, report: impl Fn(Vec<String>) + Clone + Send + 'static) {
-    /// So often, a table of 16,384 entries of which a quarter is in use is not full before the next pass, at 240,000 new flows
-    /// a second.
-    const PERIOD: Duration = Duration::from_millis(50);
-    let grow = move || -> std::io::Result<()> {
-        let (mut tables, mut known) = (FlowGrowth::open(&folder)?, Vec::new());
-        loop {
-            for Grown { family, entries, moved } in tables.grow()? {
-                tracing::info!(family, entries, moved, "the flow table has grown");
-            }
-            let problems = tables.problems();
-            if problems != known {
-                problems.iter().for_each(|problem| tracing::error!("{problem}; retrying"));
-                report(problems.clone());
-                known = problems;
-            }
-            std::thread::sleep(PERIOD);
-        }
-    };
-    loop {
-        // The thread ends with the process.
-        if let Ok(Err(error)) = spawn_blocking(grow.clone()).await {
-            tracing::error!(%error, "cannot let the flow tables grow; retrying");
-        }
-        sleep(Duration::from_secs(1)).await;
-    }
-}
-
 /// Removes what clients and sockets need no longer, and flows that expired long ago.
 async fn forget(folder: PathBuf, bpffs: PathBuf) {
     const PERIOD: Duration = Duration::from_secs(10);
     // Every hour.
     const FLOW_PERIODS: u32 = 360;
-    let mut claimed = Claimed::default();
+    let (mut claimed, mut logged) = (Claimed::default(), String::new());
     for period in (0..FLOW_PERIODS).cycle() {
         sleep(PERIOD).await;
         let (folder, bpffs) = (folder.clone(), bpffs.clone());
@@ -505,14 +482,21 @@ async fn forget(folder: PathBuf, bpffs: PathBuf) {
         };
         match spawn_blocking(sweep).await {
             Ok(Ok((entries, flows, found))) => {
-                claimed = found;
+                (claimed, logged) = (found, String::new());
                 if entries + flows > 0 {
                     tracing::debug!(entries, flows, "clients, sockets and expired flows forgotten");
                 }
             }
             Err(_) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot remove old entries of session affinity, sockets and flows; retrying");
+                let error = error.to_string();
+                if error != logged {
+                    tracing::warn!(
+                        error,
+                        "cannot remove old entries of session affinity, sockets and flows; retrying"
+                    );
+                }
+                logged = error;
             }
         }
     }

@@ -194,8 +194,11 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     text.push_str(&export.report());
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
         let bpffs = &args.maps.bpffs;
-        let why =
-            if bpffs.exists() { String::new() } else { format!(": {} does not exist", bpffs.display()) };
+        let why = if programs::is_bpffs(bpffs) {
+            String::new()
+        } else {
+            format!(": {} is not a bpffs", bpffs.display())
+        };
         text.push_str(&["nothing to remove", &why, "\n"].concat());
     }
     print(&text)?;

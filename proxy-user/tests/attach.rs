@@ -20,8 +20,8 @@ use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
-    AttachOutcome, Capacities, CurrentMaps, Error, Programs, Settings, StartNotice, TcxOrder, cleanup,
-    pinned_elsewhere,
+    AttachOutcome, Capacities, Cleanup, CurrentMaps, Error, Programs, Settings, StartNotice, TcxOrder,
+    cleanup, dry_run, pinned_elsewhere,
 };
 use rustix::thread::CapabilitySet;
 
@@ -239,6 +239,30 @@ fn cleanup_leaves_nothing_and_finds_nothing_the_second_time() {
         assert!(!node.ballast().exists());
         let again = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
         assert_eq!((again.removed, again.left), (vec![], vec![]));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn cleanup_without_a_bpffs_removes_nothing() {
+    on_node(|node| {
+        let device = veth("v0");
+        drop(node.serve(device));
+        let links = || (node.links_on_cgroup(), links_on_device(device));
+        let before = links();
+        let plain = tempfile::tempdir().unwrap();
+        for path in [plain.path().to_owned(), plain.path().join("nothing")] {
+            let error = cleanup(&path, Some(&node.cgroup)).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{} is not a bpffs", path.display())), "{error}");
+            assert!(dry_run(&path, Some(&node.cgroup)).is_err());
+        }
+        assert_eq!(links(), before);
+        cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
+        assert_eq!(
+            cleanup(plain.path(), Some(&node.cgroup)).unwrap(),
+            Cleanup::default(),
+            "nothing to remove"
+        );
     });
 }
 

@@ -53,7 +53,7 @@ pub struct ClusterArgs {
     /// tenant can give its pods the labels of an agent.
     #[arg(long, global = true, value_name = "NAME")]
     pub agents_namespace: Option<String>,
-    /// How long to wait for the answer of a node; 0: without limit.
+    /// How long to wait for the answer of a node, or of the API server; 0: without limit.
     #[arg(long, global = true, value_name = "DURATION", default_value = "15s", value_parser = value::duration)]
     pub request_timeout: Duration,
 }

@@ -87,9 +87,16 @@ impl Cluster {
         Ok(Self { client, namespace, server, args: args.clone() })
     }
 
-    /// Returns the conversion of an error of a request, which is described in words.
-    pub(super) fn failed(&self, what: &'static str) -> impl Fn(kube::Error) -> KubectlError {
-        move |error| KubectlError::api(&self.server, what, &error)
+    /// Waits for the API server's answer to a request, which is described in words, as long as `--request-timeout` allows.
+    pub(super) async fn request<T>(
+        &self,
+        what: &'static str,
+        answer: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, KubectlError> {
+        match self.in_time(answer).await {
+            Ok(answer) => answer.map_err(|error| KubectlError::api(&self.server, what, &error)),
+            Err(cause) => Err(KubectlError::Silent { server: self.server.clone(), cause }),
+        }
     }
 
     /// Sets the namespace of names without one, if the command line gives it.
@@ -121,20 +128,23 @@ impl Cluster {
 
     /// Waits for an answer of a node as long as `--request-timeout` allows.
     pub async fn within<T>(&self, answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        self.in_time(answer).await?
+    }
+
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, String> {
         let limit = self.args.request_timeout;
         if limit.is_zero() {
-            return answer.await;
+            return Ok(answer.await);
         }
-        let late = |_| Err(format!("no answer within {limit:?} (--request-timeout)"));
-        timeout(limit, answer).await.unwrap_or_else(late)
+        timeout(limit, answer).await.map_err(|_| format!("no answer within {limit:?} (--request-timeout)"))
     }
 
     /// Returns the selected agents, sorted by node.
     pub async fn agents(&self) -> Result<Vec<Agent>, KubectlError> {
         let pods = pods(self.client.clone(), self.args.agents_namespace.as_deref());
-        let pods = pods.list(&ListParams::default().labels(AGENTS)).await;
-        let pods = pods.map_err(self.failed("list the agents' pods"))?.items;
-        select(pods.into_iter().filter_map(agent).collect(), &self.args.node)
+        let agents = ListParams::default().labels(AGENTS);
+        let pods = self.request("list the agents' pods", pods.list(&agents)).await?;
+        select(pods.items.into_iter().filter_map(agent).collect(), &self.args.node)
     }
 
     /// Runs `ballast` with these arguments on a node. Returns its output, or why there is none.

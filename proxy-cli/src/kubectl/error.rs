@@ -92,6 +92,9 @@ impl KubectlError {
             kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::SerdeError(_) => {
                 Self::Silent { server: server.to_owned(), cause }
             }
+            kube::Error::Api(status) if status.code >= 500 => {
+                Self::Api { what, cause: format!("the API server {server} answers {}: {cause}", status.code) }
+            }
             _ => Self::Api { what, cause },
         }
     }

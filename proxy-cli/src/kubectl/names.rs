@@ -62,9 +62,9 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let pods = pods(cluster.client.clone(), Some(namespace));
-    let found = pods.get_opt(name).await.map_err(cluster.failed("get the pod"))?;
+    let found = cluster.request("get the pod", pods.get_opt(name)).await?;
     let Some(pod) = found else {
-        let names = names(&pods).await.map_err(cluster.failed("list pods"))?;
+        let names = cluster.request("list pods", names(&pods)).await?;
         return Err(missing("pod", namespace, name, &names));
     };
     of_pod(namespace, name, pod)
@@ -96,10 +96,10 @@ pub(super) async fn service(
 ) -> Result<Service, KubectlError> {
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let services: Api<Service> = Api::namespaced(cluster.client.clone(), namespace);
-    if let Some(service) = services.get_opt(name).await.map_err(cluster.failed("get the Service"))? {
+    if let Some(service) = cluster.request("get the Service", services.get_opt(name)).await? {
         return Ok(service);
     }
-    let names = names(&services).await.map_err(cluster.failed("list Services"))?;
+    let names = cluster.request("list Services", names(&services)).await?;
     Err(missing("Service", namespace, name, &names))
 }
 
@@ -119,8 +119,8 @@ pub(super) async fn selector(
     let Some(labels) = &args.selector else {
         return Ok(ServiceSelector { namespace, labelled: None, services });
     };
-    let all = Api::<Service>::all(cluster.client.clone()).list(&ListParams::default().labels(labels)).await;
-    let all = all.map_err(cluster.failed("list Services"))?.items.into_iter();
+    let (all, labelled) = (Api::<Service>::all(cluster.client.clone()), ListParams::default().labels(labels));
+    let all = cluster.request("list Services", all.list(&labelled)).await?.items.into_iter();
     let name = |service: Service| Some((service.metadata.namespace?, service.metadata.name?));
     Ok(ServiceSelector { namespace, labelled: Some(all.filter_map(name).collect()), services })
 }

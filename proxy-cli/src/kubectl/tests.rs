@@ -1,5 +1,5 @@
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, Read as _};
 
 use clap::Parser as _;
 use futures::{SinkExt as _, StreamExt as _};
@@ -443,20 +443,51 @@ fn agents_in_several_namespaces_are_refused() {
     assert!(error.contains("(kube-system, tenant)") && error.contains("--agents-namespace"), "{error}");
 }
 
-#[test]
-fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
+/// Runs `status` with the API server at this URL; returns the error.
+fn refused_by(server: &str, flags: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("config");
     let text = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
-        "clusters": [{ "name": "x", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "clusters": [{ "name": "x", "cluster": { "server": server } }],
         "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
         "users": [{ "name": "x", "user": {} }],
     });
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
     let words = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap(), "status"];
-    let args = KubectlArgs::parse_from(words);
-    let error = run(&args, &mut Vec::new(), &mut Vec::new()).unwrap_err().to_string();
+    let args = KubectlArgs::parse_from(words.iter().chain(flags));
+    run(&args, &mut Vec::new(), &mut Vec::new()).unwrap_err().to_string()
+}
+
+#[test]
+fn api_server_that_is_silent_or_overloaded_is_an_error_at_once() {
+    let listen = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        (listener, url)
+    };
+    let (_silent, url) = listen();
+    let error = refused_by(&url, &["--request-timeout", "1s"]);
+    let expected = format!("the API server {url} does not answer (no answer within 1s (--request-timeout)");
+    assert!(error.starts_with(&expected), "{error}");
+    let (listener, url) = listen();
+    std::thread::spawn(move || {
+        for (number, stream) in listener.incoming().enumerate() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let status = json!({ "kind": "Status", "status": "Failure", "code": 503, "message": format!("refusal {number}") });
+            let (body, head) =
+                (status.to_string(), "HTTP/1.1 503 X\r\nContent-Type: application/json\r\nRetry-After: 1");
+            write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        }
+    });
+    let error = refused_by(&url, &[]);
+    assert_eq!(error, format!("cannot list the agents' pods: the API server {url} answers 503: refusal 0"));
+}
+
+#[test]
+fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
+    let error = refused_by("http://127.0.0.1:1", &[]);
     assert!(error.starts_with("the API server http://127.0.0.1:1 does not answer ("), "{error}");
     assert!(
         error.ends_with("); check --kubeconfig and --context") && !error.contains("ServiceError"),

@@ -88,9 +88,9 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Expect
     }
     let slices: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
     let labels = format!("kubernetes.io/service-name={name},!service.kubernetes.io/headless");
-    let slices = slices.list(&ListParams::default().labels(&labels)).await;
-    let slices = slices.map_err(cluster.failed("list EndpointSlices"))?.items;
-    let with_addresses = slices.into_iter().filter(|slice| slice.address_type != "FQDN");
+    let of_service = ListParams::default().labels(&labels);
+    let slices = cluster.request("list EndpointSlices", slices.list(&of_service)).await?;
+    let with_addresses = slices.items.into_iter().filter(|slice| slice.address_type != "FQDN");
     let edition = |slice: EndpointSlice| Some((slice.metadata.name?, slice.metadata.resource_version?));
     Ok(ExpectedVersions {
         service: service.metadata.resource_version.unwrap_or_default(),

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy_common::select::Algorithm;
 
-use super::{
-    ForwardingMode, Name, Problem, RemovalPolicy, ServiceName, Version, net::Protocol, spread::Weights,
-};
+use super::net::{IpFamily, Protocol};
+use super::spread::Weights;
+use super::{ForwardingMode, Name, Problem, RemovalPolicy, ServiceName, Version};
 
 /// A Service that has an address: never headless, never an ExternalName.
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
@@ -24,6 +24,9 @@ pub struct Service {
     pub kind: ServiceKind,
     /// `spec.clusterIPs`, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
+    /// The families of cluster addresses that are not programmed because they have another meaning on every machine (link-local,
+    /// loopback). The rest of the Service is served in these families, too.
+    pub refused_families: [Option<IpFamily>; 2],
     /// `spec.externalIPs`.
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
@@ -74,6 +77,7 @@ impl Service {
             is_foreign: false,
             kind: ServiceKind::ClusterIp,
             cluster_ips: Vec::new(),
+            refused_families: [None; 2],
             external_ips: Vec::new(),
             load_balancer_ips: Vec::new(),
             source_ranges: None,
@@ -93,6 +97,12 @@ impl Service {
             created: 0,
             problems: Vec::new(),
         }
+    }
+
+    /// Returns the families of its cluster addresses, which are those in which it is served (`spec.ipFamilies`).
+    pub fn families(&self) -> impl Iterator<Item = IpFamily> {
+        let programmed = self.cluster_ips.iter().copied().map(IpFamily::of);
+        programmed.chain(self.refused_families.into_iter().flatten())
     }
 
     /// Whether clients outside the cluster can reach this port by any address of the Service.

@@ -60,7 +60,7 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         let unmanaged = all.cluster_ips.iter().map(|address| (*address, Unmanaged::Foreign)).collect();
         return Some(ServicePlan { unmanaged, ..ServicePlan::default() });
     }
-    let families: BTreeSet<IpFamily> = all.cluster_ips.iter().copied().map(IpFamily::of).collect();
+    let families: BTreeSet<IpFamily> = all.families().collect();
     let (own, ours) = all.cluster_ips.iter().partition(|address| cluster.is_own(address));
     let own: Vec<IpAddr> = own;
     let mut problems = all.problems.clone();

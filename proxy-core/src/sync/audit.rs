@@ -10,6 +10,7 @@ use std::ops::Range;
 use ipnet::IpNet;
 
 use super::applied::Applied;
+use super::release::Releases;
 use crate::store::{Cursor, FrontendKey, MapError, Store, Table, Write};
 
 /// The result of a piece.
@@ -64,18 +65,20 @@ impl Audit {
         }
     }
 
-    /// Compares about `piece` entries; returns whether they equal the mirror.
+    /// Compares about `piece` entries; returns whether they equal the mirror. Invalid entries that could not be removed so far are
+    /// left out.
     pub(super) fn compare(
         &mut self,
         store: &mut impl Store,
         applied: &Applied,
+        releases: &Releases,
         piece: u32,
     ) -> Result<bool, MapError> {
         let Some(table) = Table::ALL.get(self.done).copied() else { return Ok(true) };
         let start = if let Some(Cursor::At(start)) = self.place { start } else { 0 };
         let (is_right, next) = match table {
             Table::Services | Table::Services6 | Table::Names | Table::SrcRanges | Table::SrcRanges6 => {
-                self.walk(table, store, applied, piece)?
+                self.walk(table, store, applied, releases, piece)?
             }
             Table::Node
             | Table::Node6
@@ -112,7 +115,8 @@ impl Audit {
             }
             Table::Backends | Table::Backends6 => {
                 let (range, next) = part(start, piece, applied.endpoints.high_water());
-                let found = store.read_range(table, range.clone())?;
+                let mut found = store.read_range(table, range.clone())?;
+                releases.leave_out_orphans(&mut found);
                 let found = if table == Table::Backends { found.backends } else { found.backends6 };
                 let ours =
                     applied.backends.range(range).filter(|(_, row)| Table::backends(row.addr) == table);
@@ -136,9 +140,11 @@ impl Audit {
         table: Table,
         store: &mut impl Store,
         applied: &Applied,
+        releases: &Releases,
         piece: u32,
     ) -> Result<(bool, Option<Cursor>), MapError> {
-        let (found, next) = store.walk(table, self.place, piece)?;
+        let (mut found, next) = store.walk(table, self.place, piece)?;
+        releases.leave_out_orphans(&mut found);
         let are_ours = found.services.iter().all(|(key, entry)| applied.services.get(key) == Some(entry))
             && found
                 .names

@@ -192,7 +192,7 @@ impl Failure {
     }
 }
 
-pub(super) fn pause(attempts: u32) -> Duration {
+fn pause(attempts: u32) -> Duration {
     RETRY_FIRST.saturating_mul(1 << attempts.min(16)).min(RETRY_LONGEST)
 }
 

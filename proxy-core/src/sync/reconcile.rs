@@ -52,7 +52,7 @@ pub struct Reconciler<S> {
     pub(super) services: Services,
     addresses: Addresses,
     node: NodeState,
-    /// The problems of `addresses` and `node` at the last look.
+    /// The problems that belong to no Service, at the last look.
     node_problems: Vec<Problem>,
     pub(super) releases: Releases,
 }
@@ -208,15 +208,22 @@ impl<S: Store> Reconciler<S> {
         let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
         let mut ends = [space[0], space[1], space[2], applied.next_drained(), ids[0], ids[1], bits];
-        if let Some((_, retry)) = self.releases.failed {
+        if let Some(retry) = self.releases.failure.as_ref().map(|failure| failure.retry) {
             for end in &mut ends {
                 *end = end.map(|at| at.max(retry));
             }
             ends[0] = Some(ends[0].map_or(retry, |end| end.min(retry)));
         }
         let resets = self.writer.removals.next_due();
-        let others =
-            [retries, resets, self.addresses.retry(), self.node.retry(), self.node.next_flow_check()];
+        let orphans = self.releases.orphans_failure.as_ref().map(|failure| failure.retry);
+        let others = [
+            retries,
+            resets,
+            orphans,
+            self.addresses.retry(),
+            self.node.retry(),
+            self.node.next_flow_check(),
+        ];
         ends.into_iter().chain(others).flatten().min()
     }
 
@@ -233,7 +240,7 @@ impl<S: Store> Reconciler<S> {
 
     /// Returns whether [`Reconciler::problems`] may have changed since the last call: there may be thousands of problems.
     pub fn has_new_problems(&mut self) -> bool {
-        let of_node = self.addresses.problem().into_iter().chain(self.node.problems()).collect();
+        let of_node = self.node_problems().collect();
         let before = std::mem::replace(&mut self.node_problems, of_node);
         self.services.take_new_problems() || before != self.node_problems
     }
@@ -244,11 +251,14 @@ impl<S: Store> Reconciler<S> {
         all.extend(self.services.failures.values().map(|failure| failure.problem.clone()));
         all.extend(self.services.shares.problems());
         all.extend(self.services.claims.problems());
-        all.extend(self.addresses.problem());
-        all.extend(self.node.problems());
+        all.extend(self.node_problems());
         all.sort();
         all.dedup();
         all
+    }
+
+    fn node_problems(&self) -> impl Iterator<Item = Problem> {
+        self.addresses.problem().into_iter().chain(self.node.problems()).chain(self.releases.problems())
     }
 
     /// Returns the failures of this node, sorted by Service port: a part of [`Reconciler::problems`]. Most of the others
@@ -357,11 +367,7 @@ impl<S: Store> Reconciler<S> {
     /// After [`Step::Differs`], [`Reconciler::audit`] counts the different entries and has them repaired.
     pub fn audit_step(&mut self, piece: u32) -> Result<Step, MapError> {
         let mut audit = self.writer.audit.take().unwrap_or_default();
-        // Known invalid entries, whose removal has failed so far, are no new difference.
-        if !self.releases.orphans.is_empty() {
-            return Ok(Step::Clean);
-        }
-        if !audit.compare(&mut self.writer.store, &self.writer.applied, piece.max(1))? {
+        if !audit.compare(&mut self.writer.store, &self.writer.applied, &self.releases, piece.max(1))? {
             return Ok(Step::Differs);
         }
         if audit.done == Table::ALL.len() {

@@ -40,11 +40,13 @@ impl<S: Store> Reconciler<S> {
     /// repairs them.
     pub fn audit(&mut self, now: Instant) -> Result<usize, MapError> {
         let contents = self.writer.store.read(self.writer.applied.endpoints.high_water())?;
-        // Known invalid entries, whose removal has failed so far, are no new difference.
-        if !self.releases.orphans.is_empty() {
-            return Ok(0);
-        }
-        let drift = differences(&self.writer.applied, &contents);
+        let drift = if self.releases.orphans.is_empty() {
+            differences(&self.writer.applied, &contents)
+        } else {
+            let mut found = contents.clone();
+            self.releases.leave_out_orphans(&mut found);
+            differences(&self.writer.applied, &found)
+        };
         if drift > 0 {
             let applied = &self.writer.applied;
             let known = KeptState {

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::applied::Applied;
 use super::index::BackendKey;
-use super::job::{Steps, SyncError, pause};
+use super::job::{Failure, Owner, Steps, SyncError};
 use super::writer::Writer;
+use crate::model::Problem;
 use crate::plan::ServicePortName;
 use crate::store::FilterBit as Bit;
-use crate::store::{FlowUse, NoFlows, Store, Table, Write};
+use crate::store::{Contents, FlowUse, NoFlows, Store, Table, Write};
 
 /// Minimum time between two searches for the filter bits that connections need, and for ids of Service ports if some are still in
 /// use: each search reads all flows.
@@ -26,8 +27,10 @@ pub(super) struct Releases {
     pub(super) flows: Box<dyn FlowUse + Send>,
     /// Removals of invalid entries of the maps.
     pub(super) orphans: Vec<Write>,
-    /// How many removals failed in a row, and the time of the next try.
-    pub(super) failed: Option<(u32, Instant)>,
+    /// The failure of those removals. The others do not wait for their retry.
+    pub(super) orphans_failure: Option<Failure>,
+    /// The failure of the other removals.
+    pub(super) failure: Option<Failure>,
     /// Earliest time at which filter bits may be cleared; `None`: at any time.
     pub(super) next_release: Option<Instant>,
     /// Earliest time at which ids of endpoints may be freed; `None`: at any time.
@@ -44,7 +47,8 @@ impl Default for Releases {
         Self {
             flows: Box::new(NoFlows),
             orphans: Vec::new(),
-            failed: None,
+            orphans_failure: None,
+            failure: None,
             next_release,
             next_ids,
             next_ports,
@@ -73,7 +77,7 @@ impl Releases {
     fn free_after_quarantine<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
         let mut freed = writer.applied.extents.free_after_quarantine(now, writer.number) > 0;
         freed |= writer.applied.tables.free_after_quarantine(now, writer.number) > 0;
-        if self.failed.is_some_and(|(_, retry)| now < retry) {
+        if is_paused(self.failure.as_ref(), now) {
             return freed;
         }
         let mut steps = writer.drained(now);
@@ -119,7 +123,7 @@ impl Releases {
                 freed = true;
             }
         }
-        self.note_result(job.cause.or(names.cause).as_ref(), now);
+        note_result(&mut self.failure, job.cause.or(names.cause), now);
         freed
     }
 
@@ -202,7 +206,7 @@ impl Releases {
 
     /// Removes the entries that were invalid when the maps were read.
     pub(super) fn remove_orphans<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) {
-        if self.orphans.is_empty() || self.failed.is_some_and(|(_, retry)| now < retry) {
+        if is_paused(self.orphans_failure.as_ref(), now) {
             return;
         }
         let mut cause = None;
@@ -219,16 +223,41 @@ impl Releases {
                 _ => {}
             }
         }
-        self.note_result(cause.as_ref(), now);
+        note_result(&mut self.orphans_failure, cause, now);
     }
 
-    fn note_result(&mut self, cause: Option<&SyncError>, now: Instant) {
-        self.failed = cause.map(|cause| {
-            let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
-            if attempts == 0 {
-                tracing::warn!(error = %cause, "cannot remove entries that are no longer needed");
+    /// Removes from what was read the invalid entries that could not be removed so far: the mirror lacks them.
+    pub(super) fn leave_out_orphans(&self, found: &mut Contents) {
+        for orphan in &self.orphans {
+            match orphan {
+                Write::NoBackend(id, Table::Backends) => {
+                    found.backends.remove(id);
+                }
+                Write::NoBackend(id, _) => {
+                    found.backends6.remove(id);
+                }
+                Write::NoName(id) => {
+                    found.names.remove(id);
+                }
+                Write::NoSourceRange(id, range) => {
+                    found.source_ranges.remove(&(*id, *range));
+                }
+                // The mirror has the invalid indexes of Maglev tables.
+                _ => {}
             }
-            (attempts + 1, now + pause(attempts))
-        });
+        }
     }
+
+    /// Returns the problems of the last failures.
+    pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
+        [&self.failure, &self.orphans_failure].into_iter().flatten().map(|failure| failure.problem.clone())
+    }
+}
+
+fn is_paused(failure: Option<&Failure>, now: Instant) -> bool {
+    failure.is_some_and(|failure| now < failure.retry)
+}
+
+fn note_result(failure: &mut Option<Failure>, cause: Option<SyncError>, now: Instant) {
+    *failure = cause.map(|cause| Failure::after(failure.as_ref(), cause.problem(&Owner::NoPort), now));
 }

@@ -57,10 +57,10 @@ impl<S: Store> Writer<S> {
             }
         }
         let job = self.write_without_port(&steps, now);
-        self.removals.retry = job.cause.map(|error| {
-            tracing::warn!(%error, "cannot reset connections to removed endpoints; retrying");
-            now + RETRY
-        });
+        if let Some(error) = job.cause.as_ref().filter(|_| self.removals.retry.is_none()) {
+            tracing::warn!(%error, "cannot reset connections to removed endpoints; retrying every second");
+        }
+        self.removals.retry = job.cause.map(|_| now + RETRY);
         for (id, key) in due {
             // An endpoint whose write failed stays in the list; one that is in use again, or whose id is free, needs no
             // reset.

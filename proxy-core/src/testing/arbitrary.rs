@@ -165,6 +165,7 @@ pub fn service() -> impl Strategy<Value = Service> {
             is_foreign,
             kind: ServiceKind::LoadBalancer,
             cluster_ips,
+            refused_families: [None; 2],
             external_ips: external.into_iter().map(|low| address(IpFamily::V4, low)).collect(),
             load_balancer_ips: balanced
                 .into_iter()

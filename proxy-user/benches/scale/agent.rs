@@ -25,6 +25,9 @@ const PAUSE: Duration = Duration::from_secs(8);
 /// How long an idle agent is observed.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// The name of the agent's node.
+pub const NODE: &str = "node";
+
 /// Directory and cgroup of the agents.
 struct Node {
     folder: TempDir,
@@ -50,14 +53,7 @@ impl Node {
         let mut command = Command::new(binary);
         command.arg("run").arg("--kubeconfig").arg(control.agent_kubeconfig());
         command.arg("--bpffs").arg(self.folder.path().join("bpf")).arg("--cgroup-root").arg(&self.cgroup);
-        command.args([
-            "--hostname-override",
-            "node",
-            "--max-services",
-            "131072",
-            "--max-frontends",
-            "131072",
-        ]);
+        command.args(["--hostname-override", NODE, "--max-services", "131072", "--max-frontends", "131072"]);
         command.args(["--max-backends", "524288", "--max-slots", "1048576"]);
         let begun = Instant::now();
         let mut agent = Process::start(&mut command, &log).unwrap();

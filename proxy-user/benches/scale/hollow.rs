@@ -13,6 +13,7 @@ use proxy_watch::api::{client, watch};
 use tokio::sync::mpsc;
 
 use crate::Options;
+use crate::agent::NODE;
 use crate::cluster::Cluster;
 use crate::kube::control::ControlPlane;
 use crate::kube::{self};
@@ -42,19 +43,18 @@ pub fn run(count: u32, kubeconfig: &Path) {
     runtime.block_on(async {
         let options = client::Options { kubeconfig: Some(kubeconfig.to_owned()), servers: Vec::new() };
         let mut all = Vec::new();
-        for number in 0..count {
-            // Each agent has its own connection.
+        for _ in 0..count {
+            // Each agent has its own connection, and all have the same node.
             let client =
                 client::connect(&options, tokio::sync::watch::Sender::default()).await.unwrap().client;
-            let name = format!("hollow-{number}");
             let store = MemoryStore::new(CAPACITY);
-            let driver = Driver::new(store, NodeView::new(&*name), DriverSettings::default()).unwrap();
+            let driver = Driver::new(store, NodeView::new(NODE), DriverSettings::default()).unwrap();
             let (sender, events) = mpsc::channel(1024);
             all.push(driver.status());
             tokio::spawn(driver.run(events));
             let needs_nodes = tokio::sync::watch::channel(None).1;
             let watches = tokio::sync::watch::Sender::default();
-            tokio::spawn(watch::run(client, name, sender, needs_nodes, watches, |_| ()));
+            tokio::spawn(watch::run(client, NODE.to_owned(), sender, needs_nodes, watches, |_| ()));
         }
         for status in &mut all {
             status.wait_for(|status| status.synced).await.unwrap();

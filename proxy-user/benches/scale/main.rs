@@ -93,6 +93,7 @@ fn main() {
 
 fn measure(options: &Options) -> Vec<Row> {
     let control = kube::begin().unwrap();
+    control.api.create_node(agent::NODE).unwrap();
     let mut rows = Vec::new();
     if options.real {
         rows.extend(agent::empty(&control));

@@ -47,7 +47,7 @@ pub async fn attach(
         }
         wait_until_filled(status, other_proxy).await;
     }
-    let mut are_attached = attach_sockets(&programs, &report).await?;
+    let mut failure = attach_sockets(&programs, None, &report).await?;
     let (manager, states) = DeviceManager::new(selection.clone(), Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
     let reports = follow(states, |states| {
@@ -57,9 +57,9 @@ pub async fn attach(
     });
     // Devices do not wait for the sockets.
     let sockets = async {
-        while !are_attached {
+        while failure.is_some() {
             sleep(RETRY).await;
-            are_attached = attach_sockets(&programs, &report).await?;
+            failure = attach_sockets(&programs, failure.as_deref(), &report).await?;
         }
         keep(Arc::clone(&programs), config.sync_period, &report).await;
         anyhow::Ok(())
@@ -71,11 +71,12 @@ pub async fn attach(
     tokio::try_join!(devices, sockets).map(drop)
 }
 
-/// Attaches the socket programs; returns whether all are attached.
+/// Attaches the socket programs; returns the problem if not all are attached, and logs one that differs from that of `before`.
 async fn attach_sockets(
     programs: &Arc<Programs>,
+    before: Option<&str>,
     report: &impl Fn(&'static str, Vec<String>),
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<Option<String>> {
     let attaching = Arc::clone(programs);
     let attached = spawn_blocking(move || attaching.attach_sockets()).await?;
     let failure = attached.as_ref().err().map(|error| format!("cannot attach the socket programs: {error}"));
@@ -86,10 +87,13 @@ async fn attach_sockets(
             }
             tracing::info!("socket programs attached");
         }
-        Err(error) => tracing::error!(%error, "cannot attach the socket programs; retrying in 5 s"),
+        Err(error) if failure.as_deref() != before => {
+            tracing::error!(%error, "cannot attach the socket programs; retrying every 5 s");
+        }
+        Err(_) => {}
     }
-    report(SOCKET_PROGRAMS, failure.into_iter().collect());
-    Ok(attached.is_ok())
+    report(SOCKET_PROGRAMS, failure.iter().cloned().collect());
+    Ok(failure)
 }
 
 /// Maximum number of devices that `ballast status` lists with their problems.

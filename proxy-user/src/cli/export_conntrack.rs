@@ -51,10 +51,13 @@ impl ConntrackExport {
         // The unknown_tcp_drop comes first, so that conntrack does not learn a deleted connection again.
         self.unknown_tcp_drop = Some(UnknownTcpDrop::begin()?);
         let mut conntrack = Conntrack::open()?;
+        // A connection that stays does not keep the others from being moved.
+        let mut first = Ok(());
         for connection in self.connections()? {
-            conntrack.forget(&connection)?;
+            let forgotten = conntrack.forget(&connection);
+            first = first.and(forgotten);
         }
-        Ok(())
+        Ok(first?)
     }
 
     fn end(&mut self) -> Result<(), HandoverError> {

@@ -88,6 +88,8 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
         if !found.legacy.is_empty() {
             return Err(TakeoverError::Legacy(found));
         }
+        // What is read after the rules were removed has to be there before.
+        View::open(&args.maps.bpffs)?;
         if !args.force && !args.dry_run {
             // This check comes first, because kube-proxy itself may answer at the agent's address.
             if let Some(pid) = kube_proxy_pid() {

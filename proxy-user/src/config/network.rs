@@ -157,15 +157,9 @@ pub fn node_settings(
     if let Some(both) = network.uplinks.iter().find(|pattern| network.local_devices.contains(pattern)) {
         return Err(ConfigError::BothSides(both.to_string()));
     }
-    let addresses = &network.nodeport_addresses;
-    let is_word = |one: &NodePortAddress| !matches!(one, NodePortAddress::Range(_));
-    let mut words = addresses.iter().enumerate().filter(|(_, one)| is_word(one));
-    if let Some((_, twice)) = words.find(|(at, one)| addresses[..*at].contains(one)) {
-        return Err(ConfigError::Twice(twice.to_string()));
-    }
     Ok(NodeSettings {
         address: Some(address).filter(|address| !address.is_unspecified()),
-        node_port_addresses: node_port_addresses(&network.nodeport_addresses),
+        node_port_addresses: node_port_addresses(&network.nodeport_addresses)?,
         detect_local: detect_local(network)?,
         masquerade_all: network.masquerade_all.unwrap_or_default(),
         masquerade_mark: if network.masquerade_external { masquerade_mark } else { 0 },
@@ -178,18 +172,24 @@ pub fn node_settings(
     })
 }
 
-/// Converts the list; an empty list means all addresses, as in kube-proxy's iptables mode.
-fn node_port_addresses(list: &[NodePortAddress]) -> NodePortAddresses {
+/// Converts the list; an empty list means all addresses, as in kube-proxy's iptables mode. A word that is given twice is an error.
+fn node_port_addresses(list: &[NodePortAddress]) -> Result<NodePortAddresses, ConfigError> {
     let mut wanted = NodePortAddresses { all: list.is_empty(), ..NodePortAddresses::default() };
     for one in list {
-        match one {
-            NodePortAddress::All => wanted.all = true,
-            NodePortAddress::Primary => wanted.primary = true,
-            NodePortAddress::Localhost => wanted.localhost = true,
-            NodePortAddress::Range(range) => wanted.ranges.push(*range),
+        let word = match one {
+            NodePortAddress::All => &mut wanted.all,
+            NodePortAddress::Primary => &mut wanted.primary,
+            NodePortAddress::Localhost => &mut wanted.localhost,
+            NodePortAddress::Range(range) => {
+                wanted.ranges.push(*range);
+                continue;
+            }
+        };
+        if std::mem::replace(word, true) {
+            return Err(ConfigError::Twice(one.to_string()));
         }
     }
-    wanted
+    Ok(wanted)
 }
 
 /// Returns how pods are recognized; an error if the mode lacks the value that it needs. Values of other modes are ignored.

@@ -45,7 +45,7 @@ pub struct Source {
 pub struct Cluster {
     /// The file with address and credentials; `None`: found as client libraries do.
     pub kubeconfig: Option<PathBuf>,
-    /// URLs that override the file's, in the order in which they are tried.
+    /// URLs that override the file's, the first of which is the first to be tried.
     pub master: Vec<String>,
 }
 

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::Driver;
 use proxy_core::model::ServiceName;
+use proxy_core::model::net::IpFamily;
 use proxy_core::store::Store;
 
 /// The state of a pod as an endpoint of a Service on this node.
@@ -35,9 +36,7 @@ impl<S: Store> Driver<S> {
         };
         let service = self.cluster.service(name).filter(|service| !service.is_foreign);
         let of_family = |address: &&IpAddr| {
-            service.is_some_and(|service| {
-                service.cluster_ips.iter().any(|own| own.is_ipv4() == address.is_ipv4())
-            })
+            service.is_some_and(|service| service.families().any(|family| family == IpFamily::of(**address)))
         };
         let mut meant = addresses.iter().filter(of_family).peekable();
         let is_known = is_programmed && meant.peek().is_some() && meant.all(is_in_slice);

@@ -91,26 +91,24 @@ impl<H: DeviceHooks> DeviceManager<H> {
 
     /// Runs until the sender of `devices` is dropped: one pass at the start, one for each list of devices, and periodic ones.
     pub async fn run(self, mut devices: watch::Receiver<Devices>) {
-        let (mut retry, mut before) = (RETRY, Failures::new());
+        let (mut retry, mut before) = (RETRY, Ok(BTreeMap::new()));
         loop {
             let list = devices.borrow_and_update().clone();
-            let failures = self.pass(list).await.unwrap_or_else(|error| {
-                if !before.contains_key(&0) {
-                    tracing::warn!(%error, "cannot look after the programs on network devices; retrying");
-                }
-                [(0, error.to_string())].into()
-            });
-            retry = if failures == before { (2 * retry).min(self.period) } else { RETRY };
-            let pause = if failures.is_empty() { self.period } else { retry };
-            before = failures;
+            let problems = self.pass(list).await.map_err(|error| error.to_string());
+            if let (Err(error), Ok(_)) = (&problems, &before) {
+                tracing::warn!(error, "cannot look after the programs on network devices; retrying");
+            }
+            retry = if problems == before { (2 * retry).min(self.period) } else { RETRY };
+            let pause = if problems.as_ref().is_ok_and(BTreeMap::is_empty) { self.period } else { retry };
+            before = problems;
             if let Ok(Err(_)) = timeout(pause, devices.changed()).await {
                 return;
             }
         }
     }
 
-    /// Corrects what differs on these devices; returns what failed.
-    async fn pass(&self, devices: Devices) -> io::Result<Failures> {
+    /// Corrects what differs on these devices; returns their problems, by index.
+    async fn pass(&self, devices: Devices) -> io::Result<BTreeMap<u32, String>> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
         let before = self.states.borrow().clone();
         let work = move || run_pass(&selection, &*hooks, before.as_ref(), &devices);
@@ -125,9 +123,6 @@ impl<H: DeviceHooks> DeviceManager<H> {
         Ok(failed)
     }
 }
-
-/// The problem of each device, by index; 0: that of the whole pass.
-type Failures = BTreeMap<u32, String>;
 
 /// Makes one pass over all devices; returns the new state of the selected ones.
 fn run_pass<H: DeviceHooks>(

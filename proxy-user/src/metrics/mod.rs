@@ -114,6 +114,8 @@ pub struct Metrics {
     moved_sockets: Family<FamilyLabel, Counter>,
     moved_flows: Counter,
     failed_sweeps: Counter,
+    /// Failures to let a flow table grow.
+    pub failed_growths: Counter,
     xdp: Arc<XdpDevices>,
     /// Recent faults of the programs.
     pub recent: Recent,
@@ -172,6 +174,10 @@ impl Metrics {
             "ballast_udp_socket_sweep_failures",
             "Failed sweeps for sockets of removed endpoints; failed sweeps are retried",
         );
+        let failed_growths = counter(
+            "ballast_flow_growth_failures",
+            "Failed attempts to let a flow table grow; they are repeated",
+        );
         let bare = Arc::<BareDevices>::default();
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs, of_services, Arc::clone(&bare))));
         let (xdp, recent) = (Arc::default(), Recent::default());
@@ -187,6 +193,7 @@ impl Metrics {
             moved_sockets,
             moved_flows,
             failed_sweeps,
+            failed_growths,
             xdp,
             recent,
             bare,

@@ -119,7 +119,7 @@ pub struct Link(OwnedFd);
 impl Link {
     /// Attaches `program` to a cgroup, next to other programs.
     pub fn to_cgroup(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Self> {
-        Self::create(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0)
+        Self::create(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0, None)
     }
 
     /// Attaches `program` to a device, before or after other programs.
@@ -129,17 +129,17 @@ impl Link {
         attach_type: u32,
         rank: Rank,
     ) -> io::Result<Self> {
-        Self::create(program, ifindex, attach_type, rank.flag())
+        Self::create(program, ifindex, attach_type, rank.flag(), None)
     }
 
     /// Attaches `program` to the XDP hook of a device, which takes one program.
     pub fn to_xdp(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> io::Result<Self> {
-        Self::create(program, ifindex, bpf_attach_type::BPF_XDP as u32, xdp_flag(mode))
+        Self::create(program, ifindex, bpf_attach_type::BPF_XDP as u32, xdp_flag(mode), None)
     }
 
-    /// Creates a link with which [`Link::iterate`] runs an iterator program.
-    pub fn to_iterator(program: BorrowedFd<'_>) -> io::Result<Self> {
-        Self::create(program, 0, bpf_attach_type::BPF_TRACE_ITER as u32, 0)
+    /// Creates a link with which [`Link::iterate`] runs an iterator program, over the elements of `map` if the program asks for one.
+    pub fn to_iterator(program: BorrowedFd<'_>, map: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        Self::create(program, 0, bpf_attach_type::BPF_TRACE_ITER as u32, 0, map)
     }
 
     /// Returns a file with the output of the iterator program, for the network namespace of the calling thread. Each call
@@ -155,25 +155,35 @@ impl Link {
         unsafe { bpf_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr) }.map(File::from)
     }
 
-    fn create(program: BorrowedFd<'_>, target: u32, attach_type: u32, flags: u32) -> io::Result<Self> {
+    fn create(
+        program: BorrowedFd<'_>,
+        target: u32,
+        attach_type: u32,
+        flags: u32,
+        map: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Self> {
         #[repr(C)]
         struct LinkCreate {
             program: RawFd,
             target: u32,
             attach_type: u32,
             flags: u32,
-            relative: u64,
-            expected_revision: u64,
+            info: u64,
+            info_size: u32,
+            padding: u32,
         }
+        let map = map.map(|map| map.as_raw_fd());
         let mut attr = LinkCreate {
             program: program.as_raw_fd(),
             target,
             attach_type,
             flags,
-            relative: 0,
-            expected_revision: 0,
+            info: map.as_ref().map_or(0, |map| std::ptr::from_ref(map).addr() as u64),
+            info_size: map.map_or(0, |_| size_of::<RawFd>() as u32),
+            padding: 0,
         };
-        // SAFETY: `link_create` with its `tcx` arm; for cgroups, the zero after the flags means no cookie.
+        // SAFETY: `link_create` with its `iter_info` arm, whose descriptor outlives the call. Zeros in the `tcx` arm mean no
+        // reference, and for cgroups no cookie.
         unsafe { bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }.map(Self)
     }
 
@@ -401,32 +411,4 @@ pub fn pass_on() -> io::Result<OwnedFd> {
     };
     // SAFETY: the first part of the structure that the command reads; instructions and license outlive the call.
     unsafe { bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
-}
-
-impl Link {
-    /// Creates a link with which [`Link::iterate`] runs an iterator program over the elements of a map.
-    pub fn to_map_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<Self> {
-        #[repr(C)]
-        struct LinkCreate {
-            program: RawFd,
-            target: u32,
-            attach_type: u32,
-            flags: u32,
-            info: u64,
-            info_size: u32,
-            padding: u32,
-        }
-        let map = map.as_raw_fd();
-        let mut attr = LinkCreate {
-            program: program.as_raw_fd(),
-            target: 0,
-            attach_type: bpf_attach_type::BPF_TRACE_ITER as u32,
-            flags: 0,
-            info: (&raw const map).addr() as u64,
-            info_size: size_of::<RawFd>() as u32,
-            padding: 0,
-        };
-        // SAFETY: `link_create` with its `iter_info` arm, a map's descriptor, which outlives the call.
-        unsafe { bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }.map(Self)
-    }
 }

@@ -53,8 +53,8 @@ impl DetachHooks for () {}
 
 /// Removes links, filters, pins and directories, even if half of them are missing; a second call finds nothing.
 ///
-/// Finds links by their pins; with `cgroup`, and on the devices of this network namespace, also without pins. Fails if an
-/// agent runs on this bpffs.
+/// Finds links by their pins; with `cgroup`, and on the devices of this network namespace, also without pins. Fails, and removes
+/// nothing, if an agent runs on this bpffs, or if there is something to remove, but no bpffs.
 pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
     cleanup_before(&mut (), bpffs, cgroup)
 }
@@ -65,12 +65,20 @@ pub fn cleanup_before(
     bpffs: &Path,
     cgroup: Option<&Path>,
 ) -> Result<Cleanup, Error> {
-    work(bpffs, cgroup, Mode::Remove, detach_hooks)
+    if pins::is_bpffs(bpffs) {
+        work(bpffs, cgroup, Mode::Remove, detach_hooks)
+    } else {
+        dry_run(bpffs, cgroup)
+    }
 }
 
-/// Returns what [`cleanup`] would remove, in the same words; removes nothing.
+/// Returns what [`cleanup`] would remove, in the same words; removes nothing. Fails if there is anything, but no bpffs.
 pub fn dry_run(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
-    work(bpffs, cgroup, Mode::DryRun, &mut ())
+    let found = work(bpffs, cgroup, Mode::DryRun, &mut ())?;
+    if found.removed.is_empty() || pins::is_bpffs(bpffs) {
+        return Ok(found);
+    }
+    Err(Error::NoBpffs { path: bpffs.to_owned(), found: found.removed })
 }
 
 /// Whether objects are removed or only found.
@@ -112,7 +120,7 @@ fn work(
     let (xdp, names): (Vec<_>, Vec<_>) =
         names.into_iter().partition(|name| hooks::pinned_xdp(name).is_some());
     let mut pinned = BTreeSet::new();
-    remove_links(&paths, &xdp, mode, is_shared, &mut pinned, &mut report)?;
+    remove_links(&paths, &xdp, mode, is_shared, &mut pinned, &mut report);
     if mode == Mode::Remove
         && detach_hooks.has_successor()
         && let Err(error) = leave_what_begins(&paths)
@@ -121,8 +129,12 @@ fn work(
     }
     // First the programs that translate, then the maps that they read.
     detach_hooks.before_detach();
-    remove_links(&paths, &names, mode, is_shared, &mut pinned, &mut report)?;
-    remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
+    remove_links(&paths, &names, mode, is_shared, &mut pinned, &mut report);
+    if let Err(error) = remove_strays(&paths, cgroup, mode, &pinned, &mut report) {
+        // The directories of pins say what else there is on devices: the next call needs them.
+        report.left.push(error.to_string());
+        return Ok(report);
+    }
     detach_hooks.after_detach();
     remove_tree(&paths, mode, &mut report);
     Ok(report)
@@ -136,21 +148,20 @@ fn remove_links(
     is_shared: bool,
     pinned: &mut BTreeSet<u32>,
     report: &mut Cleanup,
-) -> Result<(), Error> {
+) {
     for name in names {
         let pin = paths.links().join(name);
-        let link = Link::pinned(&pin).map_err(Error::file("open the link", &pin))?;
-        pinned.extend(link.as_ref().and_then(|link| link.info().ok()).map(|info| info.id));
-        let result = match mode {
+        let link = Link::pinned(&pin).map_err(Error::file("open the link", &pin));
+        pinned.extend(link.iter().flatten().filter_map(|link| link.info().ok()).map(|info| info.id));
+        let result = link.and_then(|link| match mode {
             Mode::Remove if is_shared => {
                 fs::remove_file(&pin).map(|()| true).map_err(Error::file("remove", &pin))
             }
             Mode::Remove => links::release(&pin),
             Mode::DryRun => Ok(link.is_some()),
-        };
+        });
         report.note(format!("link {name}"), result);
     }
-    Ok(())
 }
 
 /// Removes links and filters of Ballast without a pin: the bpffs where they were pinned is gone. If another agent runs, they

@@ -34,6 +34,17 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+    /// The node has objects of Ballast, but the directory that was given is no bpffs, which would have their pins.
+    #[error(
+        "{} is not a bpffs, so nothing was removed; this node has: {}. Give the --bpffs of the agent; if that bpffs is gone, mount one \
+         (`mount -t bpf bpf {}`)", path.display(), found.join(", "), path.display()
+    )]
+    NoBpffs {
+        /// The directory.
+        path: PathBuf,
+        /// What would be removed.
+        found: Vec<String>,
+    },
     /// The bpffs cannot be written to.
     #[error(
         "{} is mounted read-only; mount it read-write (`mount -o remount,rw {}`), or give another bpffs with --bpffs", path.display(), path.display()

@@ -65,14 +65,12 @@ impl SocketIterator {
         let program: &mut Iter = program_mut(&mut ebpf, name)?;
         program.load(over, &types).map_err(refused(name))?;
         let fd = program.fd().map_err(refused(name))?;
-        let link = match which {
-            Iterated::Udp | Iterated::Tcp => Link::to_iterator(fd.as_fd()),
-            Iterated::All => {
-                let storage = MapData::from_pin(paths.maps().join(SOCKET_STORAGE));
-                let storage = storage.map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
-                Link::to_map_iterator(fd.as_fd(), storage.fd().as_fd())
-            }
+        let storage = match which {
+            Iterated::Udp | Iterated::Tcp => None,
+            Iterated::All => Some(MapData::from_pin(paths.maps().join(SOCKET_STORAGE))),
         };
+        let storage = storage.transpose().map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
+        let link = Link::to_iterator(fd.as_fd(), storage.as_ref().map(|map| map.fd().as_fd()));
         let failed = |source| Error::Attach { program: name, place: "the sockets".to_owned(), source };
         link.map(Self).map_err(failed)
     }

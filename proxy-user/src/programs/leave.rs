@@ -17,7 +17,7 @@ use super::object::EMBEDDED;
 use super::pins::Paths;
 use super::program::program;
 use super::status;
-use crate::host::devices;
+use crate::host::devices::{self, Device};
 use crate::host::netlink::Netlink;
 
 /// Time that half-open connections have for their handshakes when a successor takes over.
@@ -51,25 +51,39 @@ pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
     let packets = Packets::load(paths, devices.iter().any(|device| device.no_header))?;
     let filtered = status::filtered_devices(paths)
         .map_err(Error::file("list the filters of the devices of", &paths.filters()))?;
+    // A device that has gone meanwhile does not keep the programs on the others.
+    let mut first = Ok(());
     for device in &devices {
         for direction in Direction::ALL {
-            let program = packets.program(direction, device.no_header)?;
-            let pin = paths.links().join(direction.pin(device.ifindex));
-            let place = || format!("device {}", device.name);
-            let failed = |source| Error::Attach { program: direction.program(), place: place(), source };
-            if let Some(link) = Link::pinned(&pin).map_err(Error::file("open the link", &pin))? {
-                link.update(program).map_err(failed)?;
-            }
-            if filtered.contains_key(&device.ifindex) {
-                let mut netlink = Netlink::open().map_err(failed)?;
-                let there = clsact::filters(&mut netlink, device.ifindex, direction).map_err(failed)?;
-                for filter in there.iter().filter(|filter| filter.is_ours(direction)) {
-                    clsact::replace(&mut netlink, device.ifindex, direction, filter, program)
-                        .map_err(failed)?;
-                }
-            }
+            let is_filtered = filtered.contains_key(&device.ifindex);
+            let replaced = replace(paths, &packets, device, direction, is_filtered);
+            first = first.and(replaced);
         }
     }
     sleep(HANDSHAKES);
+    first
+}
+
+fn replace(
+    paths: &Paths,
+    packets: &Packets,
+    device: &Device,
+    direction: Direction,
+    is_filtered: bool,
+) -> Result<(), Error> {
+    let program = packets.program(direction, device.no_header)?;
+    let pin = paths.links().join(direction.pin(device.ifindex));
+    let place = || format!("device {}", device.name);
+    let failed = |source| Error::Attach { program: direction.program(), place: place(), source };
+    if let Some(link) = Link::pinned(&pin).map_err(Error::file("open the link", &pin))? {
+        link.update(program).map_err(failed)?;
+    }
+    if is_filtered {
+        let mut netlink = Netlink::open().map_err(failed)?;
+        let there = clsact::filters(&mut netlink, device.ifindex, direction).map_err(failed)?;
+        for filter in there.iter().filter(|filter| filter.is_ours(direction)) {
+            clsact::replace(&mut netlink, device.ifindex, direction, filter, program).map_err(failed)?;
+        }
+    }
     Ok(())
 }

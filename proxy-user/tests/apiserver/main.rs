@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context as _, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use agent::Node;
+use agent::{NODE, Node};
 use cases::{CASES, Case, audit};
 use kube::control::{self, ControlPlane};
 use kube::tail;
@@ -60,6 +60,7 @@ fn run(case: &Case, control: &Mutex<Option<ControlPlane>>) -> Result<()> {
     let mut guard = lock(control);
     let control = guard.as_mut().context("there is no API server")?;
     control.reset()?;
+    control.api.create_node(NODE)?;
     let node = Node::new(&control.agent_kubeconfig())?;
     let action = || {
         (case.run)(control, &node)?;

@@ -12,7 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 /// Maximum number of concurrent requests.
@@ -128,10 +128,17 @@ impl Api {
         Ok(())
     }
 
+    /// Creates a node with an address that no host has: agents wait until their node has one.
+    pub fn create_node(&self, name: &str) -> Result<()> {
+        let addresses = [json!({ "type": "InternalIP", "address": "192.0.2.250" })];
+        let node = json!({ "metadata": { "name": name }, "status": { "addresses": addresses } });
+        self.create_raw("/api/v1/nodes", &node)
+    }
+
     /// Creates a node, or sets the labels of an existing one.
     pub fn label_node(&self, name: &str, labels: &Value) -> Result<()> {
         let api = kube::Api::<Node>::all(self.client.clone());
-        let patch = serde_json::json!({
+        let patch = json!({
             "apiVersion": "v1",
             "kind": "Node",
             "metadata": { "name": name, "labels": labels },

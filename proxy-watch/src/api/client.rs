@@ -23,7 +23,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(15);
 pub struct Options {
     /// The kubeconfig file. If `None`: `$KUBECONFIG` or `~/.kube/config`, then the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
-    /// URLs of the API servers of one cluster, in the order in which they are tried, instead of the URL that is found
+    /// URLs of the API servers of one cluster, the first of which is the first to be tried, instead of the URL that is found
     /// otherwise. A pod gets the address of the Service `kubernetes`, which does not work until this agent has
     /// programmed it: a node without any other proxy needs this option.
     pub servers: Vec<String>,

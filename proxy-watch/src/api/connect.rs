@@ -53,9 +53,10 @@ impl Address {
 }
 
 /// Creates the client of a command of kubectl: that of kube-rs, unless it needs a proxy. It speaks HTTP/1.1 only, so that
-/// a request can become a websocket.
+/// a request can become a websocket. It does not retry requests: kube-rs would do so for minutes, and drop the server's answers.
 pub fn command_client(config: Config) -> kube::Result<Client> {
     let mut config = with_token(config);
+    config.default_retry = false;
     if proxy(&config)?.is_none() {
         config.proxy_url = None;
         return Client::try_from(config);

@@ -2,7 +2,7 @@
 //!
 //! A pod gets the Service's cluster address. An agent that connects to this address depends on itself: its own programs
 //! translate the connection to an endpoint. While all endpoints in the maps are dead, it would never learn of new ones.
-//! So the endpoints that the API server reports become servers to fail over to, after the configured ones. An
+//! So the endpoints that the API server reports become servers to fail over to, in addition to the configured ones. An
 //! endpoint's certificate has to be valid for the configured host, since every client of the Service connects to one of
 //! the endpoints: TLS verifies that name, and not the endpoint's address.
 

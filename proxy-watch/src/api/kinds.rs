@@ -29,8 +29,6 @@ pub trait Watched:
     }
     /// Returns the object's name.
     fn key(&self) -> Key;
-    /// Returns the name of a converted object.
-    fn name_of(model: &Self::Model) -> Key;
     /// Converts the object; `None` if the agent does not serve it.
     fn convert(self) -> Option<Self::Model>;
     /// Returns a converted object as one of several kinds.
@@ -51,10 +49,6 @@ macro_rules! watched {
 
             fn key(&self) -> Key {
                 Key::$kind($key(&self.metadata))
-            }
-
-            fn name_of(model: &$model) -> Key {
-                Key::$kind(model.name.clone())
             }
 
             fn convert(self) -> Option<$model> {

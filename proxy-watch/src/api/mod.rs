@@ -9,6 +9,7 @@ pub mod files;
 mod frames;
 pub mod fresh;
 mod history;
+mod jitter;
 mod kinds;
 pub mod lookup;
 pub mod notices;

@@ -13,7 +13,6 @@
 //! (`resourceVersionMatch=NotOlderThan`), or, in doubt, a consistent one. It does the same if a streamed list does not end:
 //! a proxy may hold the bookmark that ends it back, and a server that ignores the request never sends this bookmark.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::time::Duration;
 use std::vec;
@@ -24,11 +23,12 @@ use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::WatchEvent;
 use kube::runtime::watcher::{Config, Error, Event, Result};
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::frames::is_malformed;
 use super::history::{History, number};
+use super::jitter::jitter;
 use super::kinds::Watched;
 use super::transport::Source;
 
@@ -37,6 +37,10 @@ use super::transport::Source;
 const WATCH: Duration = Duration::from_mins(5);
 /// How much longer the agent waits for that end.
 const MARGIN: Duration = Duration::from_secs(5);
+/// The longest pause before a broken watch is resumed. An API server that stops breaks the watches of all agents at the same time, and
+/// each of them sends two to four requests to the next server: without pauses, this server would get them all within milliseconds.
+/// client-go has no such pause, but sends one request.
+const SPREAD: Duration = Duration::from_secs(1);
 /// A watch that ends earlier, and without an event, has failed: client-go's "very short watch".
 const SHORT: Duration = Duration::from_secs(1);
 /// The API server sends a bookmark each minute. A watch that had one, and a list in progress, is dead after this silence.
@@ -74,6 +78,8 @@ enum State<K> {
     Whole(vec::IntoIter<K>),
     /// A streamed list is in progress.
     Streamed(Events<K>),
+    /// The watch has broken: the next step compares the server's history with the known one.
+    Broken,
     /// The next step opens a watch at the version that was reached.
     Resume,
     /// The watch is open.
@@ -88,8 +94,6 @@ struct Reflector<K> {
     reached: u64,
     /// Whether the next list has to be consistent, and decides whatever its version is.
     is_doubtful: bool,
-    /// Whether a watch has broken since the server's history was last compared with the known one.
-    is_broken: bool,
     /// Whether the next list is a whole one: a streamed one was refused, or did not end.
     is_whole: bool,
     /// How many streamed lists in a row were cut off.
@@ -106,7 +110,6 @@ pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Ite
         state: State::List,
         reached: 0,
         is_doubtful: false,
-        is_broken: false,
         is_whole: false,
         cuts: 0,
         history: History::default(),
@@ -148,12 +151,12 @@ impl<K: Watched> Reflector<K> {
                     Some(Err(ended("no object of a streamed list arrived in time")))
                 }
             },
+            State::Broken => self.compare_histories().await,
             State::Resume => self.resume().await,
             State::Watching(mut events) => match events.next().await {
                 Some(item) => self.watched(item, events),
                 None => {
-                    self.state = State::Resume;
-                    self.is_broken |= events.ended_early();
+                    self.state = if events.ended_early() { State::Broken } else { State::Resume };
                     events.is_short().then(|| Err(ended("the API server ended a watch immediately")))
                 }
             },
@@ -224,30 +227,33 @@ impl<K: Watched> Reflector<K> {
 
     /// Ends all doubts: a list has been accepted.
     const fn clear_doubts(&mut self) {
-        (self.is_doubtful, self.is_broken, self.cuts) = (false, false, 0);
+        (self.is_doubtful, self.cuts) = (false, 0);
     }
 
-    /// Opens the watch again, after a comparison of histories if it has broken.
-    async fn resume(&mut self) -> Option<Result<Event<K>>> {
-        if self.is_broken {
-            match self.history.is_that_of(&self.source).await {
-                Ok(true) => self.is_broken = false,
-                Ok(false) => {
-                    let (resource, reached) = (K::RESOURCE, self.reached);
-                    warn!(
-                        resource,
-                        reached,
-                        "the API server's history is another one, as after a restore of etcd; listing again"
-                    );
-                    self.is_doubtful = true;
-                    return None;
-                }
-                Err(error) => {
-                    self.state = State::Resume;
-                    return Some(Err(Error::WatchStartFailed(error)));
-                }
+    /// Compares the server's history with the known one, after a random pause: the next step resumes the watch, or requests a list.
+    async fn compare_histories(&mut self) -> Option<Result<Event<K>>> {
+        sleep(jitter(SPREAD)).await;
+        match self.history.is_that_of(&self.source).await {
+            Ok(true) => self.state = State::Resume,
+            Ok(false) => {
+                let (resource, reached) = (K::RESOURCE, self.reached);
+                warn!(
+                    resource,
+                    reached,
+                    "the API server's history is another one, as after a restore of etcd; listing again"
+                );
+                self.is_doubtful = true;
+            }
+            Err(error) => {
+                self.state = State::Broken;
+                return Some(Err(Error::WatchStartFailed(error)));
             }
         }
+        None
+    }
+
+    /// Opens the watch again.
+    async fn resume(&mut self) -> Option<Result<Event<K>>> {
         match self.watch(false, &self.reached.to_string()).await {
             Ok(events) => {
                 self.source.works();
@@ -260,12 +266,12 @@ impl<K: Watched> Reflector<K> {
                 None
             }
             Err(error) => {
-                let code = code(&error);
-                self.is_broken |= code.is_none();
-                // A server may also refuse a version that is too old when the watch is requested.
-                if code != Some(GONE) {
-                    self.state = State::Resume;
-                }
+                self.state = match code(&error) {
+                    None => State::Broken,
+                    // A server may also refuse a version that is too old when the watch is requested.
+                    Some(GONE) => State::List,
+                    Some(_) => State::Resume,
+                };
                 Some(Err(Error::WatchStartFailed(error)))
             }
         }
@@ -277,8 +283,7 @@ impl<K: Watched> Reflector<K> {
     }
 
     async fn watch(&mut self, send_initial_events: bool, version: &str) -> kube::Result<Events<K>> {
-        let random = RandomState::new().hash_one(0) % WATCH.as_secs();
-        let lasts = WATCH + Duration::from_secs(random);
+        let lasts = WATCH + jitter(WATCH);
         let params = WatchParams {
             label_selector: self.config.label_selector.clone(),
             field_selector: self.fields(),
@@ -378,9 +383,8 @@ impl<K: Watched> Reflector<K> {
 
     #[expect(clippy::unnecessary_wraps, reason = "it is the item of a stream, like what its callers return")]
     fn broke(&mut self, is_lost: bool, error: Error) -> Option<Result<Event<K>>> {
-        self.is_broken = true;
         if !is_lost {
-            self.state = State::Resume;
+            self.state = State::Broken;
         }
         Some(Err(error))
     }

@@ -1,11 +1,13 @@
 //! Handles several API servers: a request is sent to the active one, and to the next ones until a server answers.
 //!
-//! The server that answers in place of the active one becomes active, until it fails in turn. An earlier server that
+//! Each agent tries the servers in its own random order, after the first one of the list: the agents of a server that fails spread
+//! over the others. The server that answers in place of the active one becomes active, until it fails in turn. An earlier server that
 //! recovers does not become active again, so that no connection is broken. A server fails if it accepts no connection,
 //! has no valid certificate, breaks the connection, does not answer in time, or answers with a server error (5xx). A
 //! server that answers "try again later" (429) works: the caller waits as long as it says. If all servers fail, the last
 //! answer is the result, and the caller's backoff applies.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,6 +46,8 @@ struct Server {
 /// All API servers, and which one is active.
 pub struct Servers {
     state: Mutex<State>,
+    /// Determines this agent's order of attempts.
+    order: RandomState,
     server_status: watch::Sender<ApiServers>,
     /// Changes when the credentials do: then answers that are in progress end.
     renewed: watch::Sender<()>,
@@ -94,8 +98,8 @@ fn hint(source: &Error) -> &'static str {
 struct Silent(Duration);
 
 impl Servers {
-    /// Creates the list from at least one address, in the order in which they are to be tried. Sends each change of the
-    /// state to `server_status`.
+    /// Creates the list from at least one address; the first one is the first to be tried. Sends each change of the state to
+    /// `server_status`.
     pub fn new(
         config: Config,
         addresses: Vec<Address>,
@@ -106,6 +110,7 @@ impl Servers {
         let state = Mutex::new(State { config, servers, active: None, failovers: 0 });
         let servers = Self {
             state,
+            order: RandomState::new(),
             server_status,
             renewed: watch::Sender::new(()),
             is_unauthorized: AtomicBool::new(false),
@@ -185,10 +190,14 @@ impl Servers {
         last.map(|answer| answer.map(|body| until(renewed, body)))
     }
 
-    /// Returns the URL of the active server, and all servers in the order of attempts, which begins with the active one.
+    /// Returns the URL of the active server, and all servers in the order of attempts, which begins with the active one: the first
+    /// server and then the others in this agent's order, as a cycle.
     fn in_order(&self) -> (Option<String>, Vec<Server>, watch::Receiver<()>) {
         let state = self.lock();
         let mut servers = state.servers.clone();
+        if let Some(others) = servers.get_mut(1..) {
+            others.sort_by_cached_key(|server| self.order.hash_one(&server.url));
+        }
         let at = servers.iter().position(|server| Some(&server.url) == state.active.as_ref());
         servers.rotate_left(at.unwrap_or_default());
         (state.active.clone(), servers, self.renewed.subscribe())

@@ -3,7 +3,7 @@
 //! Objects are converted as they arrive, so that the large Kubernetes types exist only for a moment. Each list, the first one
 //! and every later one, becomes one [`Event::Reset`]; it also covers deletions that happened while there was no watch.
 
-use std::hash::{BuildHasher as _, RandomState};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
@@ -16,12 +16,13 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::Empty;
-use tracing::{Span, info_span, warn};
+use tracing::{Span, info, info_span, warn};
 
 use proxy_core::model::problem::chain;
-use proxy_core::model::{Event, Listing, WatchFailure, Watches};
+use proxy_core::model::{Event, Key, Listing, Object, WatchFailure, Watches};
 use proxy_core::spans;
 
+use super::jitter::jitter;
 use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::reflector::reflect;
@@ -44,8 +45,9 @@ const QUIET: Duration = Duration::from_secs(30);
 const MAX_DEMANDED: Duration = Duration::from_mins(2);
 /// A list that is incomplete for this time is reported.
 const LATE: Duration = Duration::from_secs(30);
-/// How long the other lists wait for this node's object, as kube-proxy waits for its addresses: until it is known, node ports
-/// would answer at other addresses, and pods would be clients outside. What an earlier agent has programmed serves meanwhile.
+/// How long the other lists wait for this node's addresses, as in kube-proxy (`pkg/proxy/node.go`): until they are known, node ports
+/// would answer at other addresses, and pods would be clients outside. A kubelet without a cloud provider sets them as it registers
+/// the node; a cloud provider sets them later. What an earlier agent has programmed serves meanwhile.
 const NODE_WAIT: Duration = Duration::from_secs(30);
 
 /// An event or a failure of one of the watches.
@@ -84,14 +86,28 @@ pub async fn run(
     });
     let rest: SelectAll<BoxStream<'static, Report>> =
         stream::select_all([services.boxed(), slices.boxed(), cidrs.boxed(), others.boxed()]);
-    let rest = timeout(NODE_WAIT, is_known).map(|_| rest).flatten_stream();
+    let rest = timeout(NODE_WAIT, is_known).map(|known| {
+        if known.is_err() {
+            info!(
+                node = node_name,
+                "the Node object has no address, or is not known yet; continuing with the addresses of this machine"
+            );
+        }
+        rest
+    });
+    let rest = rest.flatten_stream();
     forward(stream::select(node, rest).boxed(), &node_name, &sender, &watches, note).await;
 }
 
-/// Whether this report about the node ends the wait for it: it is known now, or the role of the agent does not allow it.
+/// Whether this report about the node ends the wait for it: its addresses are known now, or the role of the agent does not allow it.
 fn ends_wait(report: &Report) -> bool {
     match report {
-        Report::Event(..) => true,
+        Report::Event(_, event) => match &**event {
+            Event::Reset(Listing::Node(Some(node))) | Event::Apply(Object::Node(node)) => {
+                node.addresses().next().is_some()
+            }
+            _ => false,
+        },
         Report::Late(_) => false,
         Report::Failed(_, error) => WatchErrorKind::of(error) == WatchErrorKind::Forbidden,
     }
@@ -237,14 +253,14 @@ fn collected<K: Watched>(
 
 /// A list that is in progress.
 struct List<M> {
-    objects: Vec<M>,
+    objects: BTreeMap<Key, M>,
     /// The span of the list; it ends with the list.
     span: Option<Span>,
 }
 
 impl<M> Default for List<M> {
     fn default() -> Self {
-        Self { objects: Vec::new(), span: None }
+        Self { objects: BTreeMap::new(), span: None }
     }
 }
 
@@ -269,7 +285,7 @@ impl<M> List<M> {
         if let Some(span) = self.span.take() {
             span.record("ballast.objects", self.objects.len() as u64);
         }
-        std::mem::take(&mut self.objects)
+        std::mem::take(&mut self.objects).into_values().collect()
     }
 }
 
@@ -281,25 +297,25 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
             list.begin(K::RESOURCE);
             return None;
         }
-        Ok(watcher::Event::InitApply(object)) => {
-            list.objects.extend(object.convert());
-            return None;
-        }
         Ok(watcher::Event::InitDone) => Event::Reset(K::listing(list.end())),
-        Ok(watcher::Event::Apply(object)) if list.is_open() => {
+        Ok(watcher::Event::InitApply(object) | watcher::Event::Apply(object)) => {
             let key = object.key();
-            list.objects.retain(|known| K::name_of(known) != key);
-            list.objects.extend(object.convert());
-            return None;
+            match object.convert() {
+                Some(model) if list.is_open() => {
+                    list.objects.insert(key, model);
+                    return None;
+                }
+                None if list.is_open() => {
+                    list.objects.remove(&key);
+                    return None;
+                }
+                Some(model) => Event::Apply(K::object(model)),
+                None => Event::Delete(key),
+            }
         }
         Ok(watcher::Event::Delete(object)) if list.is_open() => {
-            let key = object.key();
-            list.objects.retain(|known| K::name_of(known) != key);
+            list.objects.remove(&object.key());
             return None;
-        }
-        Ok(watcher::Event::Apply(object)) => {
-            let key = object.key();
-            object.convert().map_or(Event::Delete(key), |model| Event::Apply(K::object(model)))
         }
         Ok(watcher::Event::Delete(object)) => Event::Delete(object.key()),
     };
@@ -333,7 +349,7 @@ fn paced<T: Send>(
                 refusals += u32::from(is_lasting(error));
                 let pause = pauses.next().unwrap_or(MAX_DELAY) + demanded(error);
                 if is_lasting(error) && refusals >= REFUSALS {
-                    pause.max(randomly_longer(refused))
+                    pause.max(refused + jitter(refused))
                 } else {
                     pause
                 }
@@ -346,12 +362,6 @@ fn paced<T: Send>(
 /// Whether the server will answer the same until an operator changes it or its roles.
 fn is_lasting(error: &watcher::Error) -> bool {
     matches!(WatchErrorKind::of(error), WatchErrorKind::Forbidden | WatchErrorKind::Missing)
-}
-
-/// Returns a random pause, so that the agents of all nodes do not ask at once.
-fn randomly_longer(pause: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0) % pause.as_secs().max(1);
-    pause + Duration::from_secs(random)
 }
 
 /// Returns how long the server demands to wait (`Retry-After`).

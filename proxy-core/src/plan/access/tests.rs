@@ -1,36 +1,16 @@
 use rstest::rstest;
 
-use crate::model::spread::Weights;
-use crate::model::{ServiceKind, ServiceName, TrafficPolicy, Version};
+use crate::model::{ServiceKind, ServiceName};
 
 use super::*;
 
 /// Returns a load balancer with an address of each family and these source ranges.
 fn service(ranges: Option<&[&str]>) -> Service {
     Service {
-        name: ServiceName::new("default", "web"),
-        version: Version::default(),
-        is_foreign: false,
         kind: ServiceKind::LoadBalancer,
-        cluster_ips: Vec::new(),
-        external_ips: Vec::new(),
         load_balancer_ips: vec!["198.51.100.9".parse().unwrap(), "2001:db8::9".parse().unwrap()],
         source_ranges: ranges.map(|ranges| ranges.iter().map(|text| text.parse().unwrap()).collect()),
-        ports: Vec::new(),
-        internal_policy: TrafficPolicy::Cluster,
-        external_policy: TrafficPolicy::Cluster,
-        affinity_secs: 0,
-        algorithm: None,
-        forwarding: None,
-        ejection: None,
-        no_sockets: false,
-        passes_when_empty: false,
-        removal: crate::model::RemovalPolicy::Drain,
-        rebalances: false,
-        weights: Weights::default(),
-        health_check_node_port: 0,
-        created: 0,
-        problems: Vec::new(),
+        ..Service::new(ServiceName::new("default", "web"))
     }
 }
 

@@ -51,6 +51,23 @@ fn a_service_with_too_many_frontends_is_a_problem() {
     assert_eq!(plan.ports.values().map(|port| port.frontends.len()).sum::<usize>(), 20_001);
 }
 
+#[test]
+fn refused_cluster_address_leaves_the_node_port_of_its_family() {
+    let name = ServiceName::new("default", "web");
+    let port = ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: 30_080 };
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    cluster.apply(Event::Apply(Object::Service(Service {
+        kind: ServiceKind::NodePort,
+        refused_families: [Some(IpFamily::V4), None],
+        ports: vec![port],
+        ..Service::new(name.clone())
+    })));
+    let plan = plan_service(&cluster, &name, PlanSettings::default()).unwrap();
+    let frontends = plan.ports.values().flat_map(|port| port.frontends.iter());
+    let found: Vec<_> = frontends.map(|(frontend, _)| (frontend.address, frontend.port)).collect();
+    assert_eq!(found, [(Ipv4Addr::UNSPECIFIED.into(), 30_080)]);
+}
+
 /// Returns the last octets of the endpoints that a node in zone `a` selects for a cluster address, of these
 /// (last octet, node, zone of the hint, weight).
 fn selected(forwarding: ForwardingMode, endpoints: &[(u8, &str, &str, u16)]) -> Vec<u8> {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{Fixture, ROOMY};
 use crate::plan::Access;
-use crate::store::{Backend, Contents, MaglevRow, MaglevTable};
+use crate::store::{Backend, Contents, Faults, MaglevRow, MaglevTable};
 use crate::sync::Step;
 use crate::testing::generator::{history, service};
 
@@ -71,6 +71,43 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
             assert_eq!(finish(&mut fixture, piece).0, Step::Clean, "{what}, repaired, by {piece}");
         }
     }
+}
+
+#[test]
+fn invalid_entry_that_cannot_be_removed_leaves_the_others_compared() {
+    let mut fixture = fixture();
+    fixture.trust_nothing();
+    let range = "10.0.0.0/8".parse().unwrap();
+    let contents = fixture.contents_mut();
+    contents.names.insert(60, contents.names[&1]);
+    contents.backends6.insert(2, Backend { addr: "fd00::1".parse().unwrap(), ..contents.backends[&2] });
+    contents.source_ranges.insert((60, range));
+    assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 3);
+    fixture.faults(Faults { from: Some(0), ..Faults::default() });
+    let mut pauses = Vec::new();
+    for _ in 0..4 {
+        fixture.again();
+        let retry = fixture.reconciler.releases.orphans_failure.as_ref().unwrap().retry;
+        assert!(fixture.reconciler.wake().is_some_and(|wake| wake <= retry));
+        pauses.push(retry.duration_since(fixture.now).as_millis());
+        fixture.now = retry;
+    }
+    assert_eq!(pauses, [100, 200, 400, 800]);
+    let [problem] = &fixture.reconciler.problems()[..] else { panic!("one for all entries") };
+    assert_eq!((&*problem.object, &*problem.field), ("Node", "maps"));
+    for piece in [1, 5, u32::MAX] {
+        assert_eq!(finish(&mut fixture, piece).0, Step::Clean, "by {piece}");
+        assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 0, "they are known");
+    }
+    fixture.contents_mut().services.pop_first().unwrap();
+    for piece in [1, 5, u32::MAX] {
+        assert_eq!(finish(&mut fixture, piece).0, Step::Differs, "by {piece}");
+    }
+    assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 1);
+    fixture.faults(Faults::default());
+    fixture.again();
+    fixture.assert_right();
+    assert_eq!((fixture.reconciler.problems(), finish(&mut fixture, 5).0), (vec![], Step::Clean));
 }
 
 #[test]

@@ -129,8 +129,9 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     merge.node_ports = node_port_addresses(options, &values, &mut merge);
     // Of kube-proxy's modes, only iptables routes packets to unused addresses and ports: nftables drops and rejects them
     // (`cluster-ips` in `pkg/proxy/nftables/proxier.go`), ipvs rejects unused ports (`KUBE-IPVS-FILTER`). Ranges that the operator
-    // names are there to be dropped.
-    if merge.mode == "iptables" && options.network.service_cidrs.is_empty() {
+    // names are there to be dropped, and a file that names no mode does not ask for iptables.
+    let is_iptables = options.proxy_mode == Some(ProxyMode::Legacy("iptables"));
+    if is_iptables && options.network.service_cidrs.is_empty() {
         options.network.unallocated_addresses.get_or_insert(UnallocatedAddresses::Pass);
     }
     periods(options, &values, &mut merge.notes)?;

@@ -154,7 +154,7 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
 
 #[rstest]
 #[case::iptables("mode: iptables\n", &[], Some(UnallocatedAddresses::Pass))]
-#[case::no_mode("", &[], Some(UnallocatedAddresses::Pass))]
+#[case::no_mode("", &[], None)]
 #[case::nftables("mode: nftables\n", &[], None)]
 #[case::ipvs("mode: ipvs\n", &[], None)]
 #[case::ranges("mode: iptables\n", &["--service-cidrs=10.96.0.0/12"], None)]

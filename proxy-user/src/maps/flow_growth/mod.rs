@@ -68,6 +68,8 @@ struct Table {
     /// Position of the clock hand when the entries were last counted.
     counted_at: Option<u64>,
     failure: Option<Failure>,
+    /// Number of failures that [`FlowGrowth::take_failures`] has not returned.
+    failures: u64,
 }
 
 /// A growth that has failed.
@@ -92,6 +94,7 @@ impl FlowGrowth {
                 buckets: Segments::open(folder, buckets)?,
                 counted_at: None,
                 failure: None,
+                failures: 0,
             })
         };
         let latency = MapData::from_pin(folder.join(names::CONNECT_LATENCY)).and_then(|map| map.info());
@@ -116,6 +119,11 @@ impl FlowGrowth {
         let of_v4 = v4.tend(|table| table.grow::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0)));
         let of_v6 = v6.tend(|table| table.grow::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1)));
         Ok(of_v4.into_iter().chain(of_v6).collect())
+    }
+
+    /// Returns how often a table could not grow since the last call.
+    pub fn take_failures(&mut self) -> u64 {
+        std::mem::take(&mut self.v4.failures) + std::mem::take(&mut self.v6.failures)
     }
 
     /// Says which tables cannot grow, and why.
@@ -157,6 +165,7 @@ impl Table {
                 let doubled = self.failure.as_ref().map_or(FIRST_RETRY, |failure| failure.pause * 2);
                 let pause = doubled.min(LAST_RETRY);
                 self.failure = Some(Failure { error, retry: now + pause, pause });
+                self.failures += 1;
                 self.counted_at = None;
                 None
             }

@@ -263,7 +263,6 @@ pub fn the_zone_of_the_node_changes(control: &mut ControlPlane, node: &Node) -> 
 
 pub fn a_node_leaves(control: &mut ControlPlane, node: &Node) -> Result<()> {
     let api = &control.api;
-    api.label_node(NODE, &json!({}))?;
     let mut agent = node.start()?;
     agent.says(&["first sync done"])?;
     let mut becomes = |status: &str| eventually(PATIENCE, || agent.answers("/healthz", status));

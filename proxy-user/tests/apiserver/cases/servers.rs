@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::{service, slice};
-use crate::agent::{NODE, Node};
+use crate::agent::Node;
 use crate::kube::control::{ADDRESS, ControlPlane, PORT, SECOND};
 use crate::kube::{PATIENCE, eventually, ip};
 use crate::oracle::{agree, found, same, wanted};
@@ -28,9 +28,8 @@ fn both() -> String {
     format!("https://{ADDRESS}:{PORT},https://{SECOND}:{PORT}")
 }
 
-/// Creates one Service, and the node object, so that the agent has no reason for a warning.
+/// Creates one Service with one endpoint.
 fn one(control: &ControlPlane) -> Result<()> {
-    control.api.label_node(NODE, &json!({}))?;
     control.api.create(&service("s", &json!({ "clusterIP": "10.96.7.1" }))?)?;
     control.api.create(&slice("s-1", "s", &["10.1.7.1"])?)
 }

@@ -54,7 +54,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     if label(metadata, LABEL_PROXY_NAME).is_some() {
         // Problems of this Service are not reported: the other proxy is responsible for it.
         let unseen = &mut Problems::of("");
-        let cluster_ips = cluster_ips(spec.cluster_ip, spec.cluster_ips, unseen);
+        let (cluster_ips, _) = cluster_ips(spec.cluster_ip, spec.cluster_ips, unseen);
         return Some(Service { is_foreign: true, cluster_ips, ..Service::new(name) });
     }
     let problems = &mut Problems::of(&format!("Service {name}"));
@@ -77,12 +77,14 @@ pub fn service(object: objects::Service) -> Option<Service> {
         ServiceKind::LoadBalancer => object.status.and_then(|s| s.load_balancer).and_then(|l| l.ingress),
         ServiceKind::ClusterIp | ServiceKind::NodePort => None,
     };
+    let (cluster_ips, refused_families) = cluster_ips(spec.cluster_ip, spec.cluster_ips, problems);
     Some(Service {
         name,
         version: version(&object.metadata),
         is_foreign: false,
         kind,
-        cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips, problems),
+        cluster_ips,
+        refused_families,
         external_ips: addresses("spec.externalIPs", spec.external_ips.unwrap_or_default(), problems),
         load_balancer_ips: load_balancer_ips(ingress.unwrap_or_default(), problems),
         source_ranges: source_ranges(spec.load_balancer_source_ranges.unwrap_or_default(), problems),
@@ -147,8 +149,13 @@ fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {
     }
 }
 
-/// Returns `clusterIPs`, or `clusterIP` if only that is given; the first address of each family.
-fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Problems) -> Vec<IpAddr> {
+/// Returns `clusterIPs`, or `clusterIP` if only that is given; the first address of each family, and the families of those that are
+/// refused.
+fn cluster_ips(
+    one: Option<String>,
+    many: Option<Vec<String>>,
+    problems: &mut Problems,
+) -> (Vec<IpAddr>, [Option<IpFamily>; 2]) {
     let (field, given) = match many {
         Some(many) if !many.is_empty() => ("spec.clusterIPs", many),
         _ => ("spec.clusterIP", one.into_iter().collect()),
@@ -160,6 +167,12 @@ fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Pr
             &"the Service has no cluster address, so clients cannot reach it; set one",
         );
     }
+    let is_refused = |family: &IpFamily| {
+        given.iter().any(|text| {
+            matches!(address::routable(text), Err(address::AddressError::Special { address, .. }) if IpFamily::of(address) == *family)
+        })
+    };
+    let refused = [IpFamily::V4, IpFamily::V6].map(|family| Some(family).filter(is_refused));
     let mut found: Vec<IpAddr> = Vec::with_capacity(given.len());
     for address in addresses(field, given, problems) {
         if found.iter().any(|other| IpFamily::of(*other) == IpFamily::of(address)) {
@@ -172,7 +185,7 @@ fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Pr
             found.push(address);
         }
     }
-    found
+    (found, refused)
 }
 
 fn addresses(field: &str, texts: Vec<String>, problems: &mut Problems) -> Vec<IpAddr> {

@@ -287,6 +287,15 @@ fn invalid_part_of_an_object_leaves_the_other_parts_in_use() {
     assert_eq!(service.problems.len(), 3);
 }
 
+#[test]
+fn refused_cluster_address_keeps_its_family_served() {
+    let service = from_spec(&json!({"clusterIPs": ["169.254.20.10", "fd00::1"]}));
+    assert_eq!(service.cluster_ips, ["fd00::1".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(service.families().collect::<Vec<_>>(), [IpFamily::V6, IpFamily::V4]);
+    let unreadable = from_spec(&json!({"clusterIPs": ["10.96.0.300", "fd00::1"]}));
+    assert_eq!(unreadable.families().collect::<Vec<_>>(), [IpFamily::V6]);
+}
+
 #[rstest]
 #[case::no_service(json!({}), "IPv4")]
 #[case::empty_service(json!({"kubernetes.io/service-name": ""}), "IPv4")]

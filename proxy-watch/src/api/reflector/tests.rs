@@ -256,7 +256,6 @@ async fn a_list_after_a_whole_one_is_streamed_again() {
         state: State::<Service>::List,
         reached: 0,
         is_doubtful: false,
-        is_broken: false,
         is_whole: false,
         cuts: 0,
         history: History::default(),
@@ -334,4 +333,20 @@ async fn changed_object_proves_the_history_by_its_past(
     let items = reflect(source, Config::default());
     let text = text_of(items, |text| text.len() == expected.len()).await;
     assert_eq!(text, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn broken_watches_are_resumed_at_random_within_a_second() {
+    let mut pauses = Vec::new();
+    for _ in 0..16 {
+        let items = reflect(Source::new(server_with_past(false, Past::Same)), Config::default());
+        let mut items = std::pin::pin!(items);
+        while !matches!(items.next().await.unwrap().unwrap(), Event::InitDone) {}
+        let broken = Instant::now();
+        while !matches!(items.next().await, Some(Ok(Event::Apply(_)))) {}
+        pauses.push(broken.elapsed());
+    }
+    pauses.sort_unstable();
+    assert!(pauses[15] <= SPREAD + Duration::from_millis(10), "{pauses:?}");
+    assert!(pauses[15] - pauses[0] > SPREAD / 10, "{pauses:?}");
 }

@@ -1,5 +1,6 @@
 //! Tests against servers that answer what the test says, or do not listen.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
@@ -64,11 +65,14 @@ async fn ask(connection: &Connection) -> Option<u16> {
 #[tokio::test]
 async fn the_first_server_that_answers_is_asked_until_it_fails() {
     let (away, one, other) = (no_server(), Peer::start(200).await, Peer::start(200).await);
+    let servers = vec![away.clone(), one.url.clone(), other.url.clone()];
     let (connection, server_status) = connected(&[&away, &one.url, &other.url]).await;
     assert_eq!((server_status.borrow().active.clone(), server_status.borrow().servers.len()), (None, 3));
     assert_eq!(ask(&connection).await, Some(200));
+    let is_one = server_status.borrow().active.as_ref() == Some(&one.url);
+    let (one, other) = if is_one { (one, other) } else { (other, one) };
     let expected = |server: &Peer, failovers| ApiServers {
-        servers: vec![away.clone(), one.url.clone(), other.url.clone()],
+        servers: servers.clone(),
         active: Some(server.url.clone()),
         failovers,
     };
@@ -131,4 +135,30 @@ async fn servers_may_be_replaced() {
     one.asked();
     assert_eq!(ask(&connection).await, Some(200));
     assert_eq!((one.asked(), other.asked(), server_status.borrow().failovers), (0, 1, 0));
+}
+
+#[tokio::test]
+async fn agents_of_a_server_that_fails_spread_over_the_others() {
+    let urls = ["http://192.0.2.1/", "http://192.0.2.2/", "http://192.0.2.3/", "http://192.0.2.4/"];
+    let order = |connection: &Connection| {
+        connection.servers.in_order().1.into_iter().map(|server| server.url).collect::<Vec<_>>()
+    };
+    let mut next = BTreeMap::<_, BTreeSet<_>>::new();
+    for _ in 0..64 {
+        let (connection, _) = connected(&urls).await;
+        let attempts = order(&connection);
+        assert_eq!(
+            (&*attempts[0], attempts.len()),
+            (urls[0], urls.len()),
+            "the list's first one is the first"
+        );
+        assert_eq!(attempts, order(&connection), "the agent keeps its order");
+        for failed in urls {
+            connection.servers.lock().active = Some(failed.to_owned());
+            let attempts = order(&connection);
+            assert_eq!(attempts[0], failed);
+            next.entry(failed).or_default().insert(attempts[1].clone());
+        }
+    }
+    assert!(next.values().all(|others| others.len() == urls.len() - 1), "{next:?}");
 }

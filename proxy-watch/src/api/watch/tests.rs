@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::api::client::{Options, connect};
-use proxy_core::model::{Key, Object, ObjectKind};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use proxy_core::model::{Key, NodeView, Object, ObjectKind};
 
 use super::*;
 
@@ -150,7 +151,8 @@ impl Test {
             inner.items.insert(
                 NODES,
                 vec![json!({"metadata": {"name": "n1", "resourceVersion": "1",
-                "labels": {"topology.kubernetes.io/zone": "z"}}})],
+                "labels": {"topology.kubernetes.io/zone": "z"}},
+                "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}})],
             );
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -586,6 +588,58 @@ async fn watches_end_at_random_between_five_and_ten_minutes() {
     };
     let times: BTreeSet<_> = inner.requests.iter().filter_map(seconds).collect();
     assert!(times.iter().all(|time| (300..600).contains(time)) && times.len() > 3, "{times:?}");
+}
+
+#[test]
+fn wait_for_the_node_ends_with_its_first_address() {
+    let event = |event| ends_wait(&Report::Event("nodes", Box::new(event)));
+    let node = NodeView::new("n1");
+    let address = || vec!["192.0.2.1".parse().unwrap()];
+    let (internal, external) = (
+        NodeView { internal_ips: address(), ..node.clone() },
+        NodeView { external_ips: address(), ..node.clone() },
+    );
+    assert!(event(Event::Reset(Listing::Node(Some(internal.clone())))));
+    assert!(event(Event::Apply(Object::Node(internal))));
+    assert!(event(Event::Apply(Object::Node(external))));
+    assert!(!event(Event::Reset(Listing::Node(Some(node.clone())))), "a cloud provider sets them later");
+    assert!(!event(Event::Apply(Object::Node(node))));
+    assert!(!event(Event::Reset(Listing::Node(None))), "kubelet registers it later");
+    let failed = |code| {
+        let status = kube::core::Status { code, ..kube::core::Status::default() };
+        ends_wait(&Report::Failed("nodes", watcher::Error::WatchError(Box::new(status))))
+    };
+    assert_eq!((failed(403), failed(500)), (true, false));
+}
+
+#[test]
+fn changes_during_a_list_are_found_by_name() {
+    let object = |name: &str, version: usize| OtherNode {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            resource_version: Some(version.to_string()),
+            ..ObjectMeta::default()
+        },
+        ..OtherNode::default()
+    };
+    let mut list = List::default();
+    assert!(report::<OtherNode>(Ok(watcher::Event::Init), &mut list).is_none());
+    let begun = std::time::Instant::now();
+    let objects = (0..10_000).map(|number| object(&format!("node-{number}"), 1));
+    for object in objects.clone() {
+        assert!(report(Ok(watcher::Event::InitApply(object)), &mut list).is_none());
+    }
+    for object in objects {
+        assert!(report(Ok(watcher::Event::Apply(object)), &mut list).is_none());
+    }
+    assert!(report(Ok(watcher::Event::Delete(object("node-7", 2))), &mut list).is_none());
+    let Some(Report::Event(_, event)) = report::<OtherNode>(Ok(watcher::Event::InitDone), &mut list) else {
+        panic!("the list is complete")
+    };
+    let Event::Reset(Listing::Others(nodes)) = *event else { panic!("{event:?}") };
+    assert_eq!(nodes.len(), 9_999);
+    assert!(nodes.iter().all(|node| node.name != "node-7"));
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
 fn kinds_of(reports: &[Report]) -> String {
