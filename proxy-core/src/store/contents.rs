@@ -8,7 +8,8 @@ use proxy_common::service::ServiceEntry;
 
 use super::maglev::MaglevRow;
 use super::node::NodeContents;
-use super::rows::{Backend, FrontendKey};
+use super::rows::{Backend, FrontendKey, Write};
+use super::table::Table;
 
 /// The contents of all tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,4 +32,27 @@ pub struct Contents {
     pub source_ranges: BTreeSet<(u32, IpNet)>,
     /// The tables about the node.
     pub node: NodeContents,
+}
+
+impl Contents {
+    /// Leaves out the entries that these writes remove.
+    pub fn leave_out(&mut self, removals: &[Write]) {
+        for removal in removals {
+            match removal {
+                Write::NoBackend(id, Table::Backends) => {
+                    self.backends.remove(id);
+                }
+                Write::NoBackend(id, _) => {
+                    self.backends6.remove(id);
+                }
+                Write::NoName(id) => {
+                    self.names.remove(id);
+                }
+                Write::NoSourceRange(id, range) => {
+                    self.source_ranges.remove(&(*id, *range));
+                }
+                _ => {}
+            }
+        }
+    }
 }

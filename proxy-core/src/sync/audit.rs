@@ -10,7 +10,6 @@ use std::ops::Range;
 use ipnet::IpNet;
 
 use super::applied::Applied;
-use super::release::Releases;
 use crate::store::{Cursor, FrontendKey, MapError, Store, Table, Write};
 
 /// The result of a piece.
@@ -71,14 +70,14 @@ impl Audit {
         &mut self,
         store: &mut impl Store,
         applied: &Applied,
-        releases: &Releases,
+        orphans: &[Write],
         piece: u32,
     ) -> Result<bool, MapError> {
         let Some(table) = Table::ALL.get(self.done).copied() else { return Ok(true) };
         let start = if let Some(Cursor::At(start)) = self.place { start } else { 0 };
         let (is_right, next) = match table {
             Table::Services | Table::Services6 | Table::Names | Table::SrcRanges | Table::SrcRanges6 => {
-                self.walk(table, store, applied, releases, piece)?
+                self.walk(table, store, applied, orphans, piece)?
             }
             Table::Node
             | Table::Node6
@@ -116,7 +115,7 @@ impl Audit {
             Table::Backends | Table::Backends6 => {
                 let (range, next) = part(start, piece, applied.endpoints.high_water());
                 let mut found = store.read_range(table, range.clone())?;
-                releases.leave_out_orphans(&mut found);
+                found.leave_out(orphans);
                 let found = if table == Table::Backends { found.backends } else { found.backends6 };
                 let ours =
                     applied.backends.range(range).filter(|(_, row)| Table::backends(row.addr) == table);
@@ -140,11 +139,11 @@ impl Audit {
         table: Table,
         store: &mut impl Store,
         applied: &Applied,
-        releases: &Releases,
+        orphans: &[Write],
         piece: u32,
     ) -> Result<(bool, Option<Cursor>), MapError> {
         let (mut found, next) = store.walk(table, self.place, piece)?;
-        releases.leave_out_orphans(&mut found);
+        found.leave_out(orphans);
         let are_ours = found.services.iter().all(|(key, entry)| applied.services.get(key) == Some(entry))
             && found
                 .names

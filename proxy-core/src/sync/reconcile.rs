@@ -367,7 +367,12 @@ impl<S: Store> Reconciler<S> {
     /// After [`Step::Differs`], [`Reconciler::audit`] counts the different entries and has them repaired.
     pub fn audit_step(&mut self, piece: u32) -> Result<Step, MapError> {
         let mut audit = self.writer.audit.take().unwrap_or_default();
-        if !audit.compare(&mut self.writer.store, &self.writer.applied, &self.releases, piece.max(1))? {
+        if !audit.compare(
+            &mut self.writer.store,
+            &self.writer.applied,
+            &self.releases.orphans,
+            piece.max(1),
+        )? {
             return Ok(Step::Differs);
         }
         if audit.done == Table::ALL.len() {

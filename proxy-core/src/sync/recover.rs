@@ -44,7 +44,7 @@ impl<S: Store> Reconciler<S> {
             differences(&self.writer.applied, &contents)
         } else {
             let mut found = contents.clone();
-            self.releases.leave_out_orphans(&mut found);
+            found.leave_out(&self.releases.orphans);
             differences(&self.writer.applied, &found)
         };
         if drift > 0 {

@@ -10,7 +10,7 @@ use super::writer::Writer;
 use crate::model::Problem;
 use crate::plan::ServicePortName;
 use crate::store::FilterBit as Bit;
-use crate::store::{Contents, FlowUse, NoFlows, Store, Table, Write};
+use crate::store::{FlowUse, NoFlows, Store, Table, Write};
 
 /// Minimum time between two searches for the filter bits that connections need, and for ids of Service ports if some are still in
 /// use: each search reads all flows.
@@ -224,28 +224,6 @@ impl Releases {
             }
         }
         note_result(&mut self.orphans_failure, cause, now);
-    }
-
-    /// Removes from what was read the invalid entries that could not be removed so far: the mirror lacks them.
-    pub(super) fn leave_out_orphans(&self, found: &mut Contents) {
-        for orphan in &self.orphans {
-            match orphan {
-                Write::NoBackend(id, Table::Backends) => {
-                    found.backends.remove(id);
-                }
-                Write::NoBackend(id, _) => {
-                    found.backends6.remove(id);
-                }
-                Write::NoName(id) => {
-                    found.names.remove(id);
-                }
-                Write::NoSourceRange(id, range) => {
-                    found.source_ranges.remove(&(*id, *range));
-                }
-                // The mirror has the invalid indexes of Maglev tables.
-                _ => {}
-            }
-        }
     }
 
     /// Returns the problems of the last failures.

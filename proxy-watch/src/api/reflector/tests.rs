@@ -56,7 +56,7 @@ fn server(rest: Rest, delay: Duration) -> (Api<Service>, Arc<Mutex<Vec<String>>>
         let body = if uri.contains("sendInitialEvents=true") {
             let later = move |kind, name| {
                 stream::repeat(()).then(move |()| async move {
-                    tokio::time::sleep(Duration::from_secs(50)).await;
+                    sleep(Duration::from_secs(50)).await;
                     Ok(line(kind, name))
                 })
             };
@@ -68,14 +68,14 @@ fn server(rest: Rest, delay: Duration) -> (Api<Service>, Arc<Mutex<Vec<String>>>
                 Rest::Objects => later("ADDED", "b").boxed(),
                 Rest::Slow => {
                     let objects = stream::iter(0..500).then(|_| async {
-                        tokio::time::sleep(Duration::from_millis(500)).await;
+                        sleep(Duration::from_millis(500)).await;
                         Ok(line("ADDED", "b"))
                     });
                     objects.chain(stream::iter([Ok(list_ends())])).chain(stream::pending()).boxed()
                 }
             };
             let first = stream::once(async move {
-                tokio::time::sleep(delay).await;
+                sleep(delay).await;
                 Ok(line("ADDED", "a"))
             });
             Body::from_stream(first.chain(rest))
