@@ -293,12 +293,6 @@ const _: () = {
     );
 };
 
-/// Returns [`STATE_DSR`] and the bits whose meaning depends on it; the other bits are 0.
-#[inline(always)]
-pub const fn path_of(bits: u32) -> u32 {
-    bits & (STATE_DSR | STATE_TUNNEL)
-}
-
 /// Whether packets of a flow with these bits are encapsulated to another node. One comparison: for each packet.
 #[inline(always)]
 pub const fn is_encapsulated(bits: u32) -> bool {

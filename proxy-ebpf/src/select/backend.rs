@@ -125,18 +125,23 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
     let mut number = 1;
     while number < maglev::TABLES {
         let other = maps.table_id(service, number, selector);
-        let tag = maps.chance(service, other);
+        let tag = maps.chance(service, other, from);
         if tag == HERE && here == 0 {
             here = other;
         }
-        if other != current && other != id && tag >= from && tag < best_tag {
+        if tag < best_tag && other != current && other != id {
             (best, best_tag) = (other, tag);
         }
         number += 1;
+        // Otherwise the verifier would check the next table separately for each result so far.
+        let noise = u64::from(selector);
+        best = opaque_to_verifier(u64::from(best), noise) as u32;
+        best_tag = opaque_to_verifier(u64::from(best_tag), noise) as u32;
+        here = opaque_to_verifier(u64::from(here), noise) as u32;
     }
     if best != 0 {
         best
-    } else if !begins && maps.chance(service, current) < TUNNELLED {
+    } else if !begins && maps.chance(service, current, 0) < TUNNELLED {
         current | LAST
     } else if begins && here != 0 {
         here
@@ -149,18 +154,17 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
 const HERE: u32 = u32::MAX;
 
 /// Returns the tag of a backend on another node to which this node can send a packet in the middle of a connection, [`HERE`] for
-/// a backend on this node, or a higher number than any tag. A separate function, since the verifier would otherwise walk through
+/// a backend on this node, or a higher number than any tag if it is lower than `from`. A separate function, since the verifier would otherwise walk through
 /// the rest of [`second_chance`] again for each result.
 #[inline(always)]
-pub fn chance<M: Services>(maps: M, service: &ServiceEntry, id: u32) -> u32 {
+pub fn chance<M: Services>(maps: M, service: &ServiceEntry, id: u32, from: u32) -> u32 {
     match maps.backend(id) {
         Some(backend) if id != 0 && decide::is_of(backend, service) => {
             if backend.flags & BACKEND_LOCAL != 0 {
                 HERE
-            } else if tunnel_of(backend.flags) != 0 {
-                u32::from(tunnel_tag(&backend.addr, backend.port))
             } else {
-                TUNNELLED
+                let tag = u32::from(tunnel_tag(&backend.addr, backend.port));
+                if tunnel_of(backend.flags) != 0 && tag >= from { tag } else { TUNNELLED }
             }
         }
         _ => TUNNELLED,

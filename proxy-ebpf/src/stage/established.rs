@@ -6,7 +6,7 @@ use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES};
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_watched, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN,
-    is_encapsulated, is_guess, is_masqueraded, is_rerouted, path_of, tunnel_hops,
+    is_encapsulated, is_guess, is_masqueraded, is_rerouted, tunnel_hops,
 };
 use proxy_common::reason::Reason;
 use proxy_common::{Address, PROTO_SCTP, PROTO_TCP};
@@ -76,9 +76,8 @@ where
     };
     let Some(flow) = found else { return Step::NewFlow };
     // The number is hidden from the compiler: a comparison of the flow's bits themselves would give the verifier two states.
-    let path = opaque(u64::from(path_of(flow.bits()))) as u32;
-    let returns =
-        !F::EARLY && is_encapsulated(path) && opaque(u64::from(has_returned(ctx, flow.bits()))) != 0;
+    let bits = opaque(u64::from(flow.bits())) as u32;
+    let returns = !F::EARLY && is_encapsulated(bits) && opaque(u64::from(has_returned(ctx, bits))) != 0;
     // `existing` has already compared the Service of a SYN with the flow's, so the flow's own Service is passed here.
     let continues = !returns && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
     if !continues || flow.needs_frontend_check(time) && !keeps_frontend(maps, ctx, &flow, time) {

@@ -32,6 +32,7 @@ use crate::header::{Header, Read};
 use crate::parse::Parsed;
 use crate::report;
 use crate::select::lookup;
+use crate::shared::opaque_to_verifier;
 use crate::step::Step;
 
 /// Returns the time to live, or hop limit, of an outer header: 64 if this node knows the connection from its SYN, else 96 and 32
@@ -213,7 +214,9 @@ fn push<F: Frame, O: Outer, I: Outer>(
     let begun_here = ctx.tunnelled == 0
         && (is_syn(ctx.packet.tcp_flags) || !is_guess(ctx.packet.key.proto, ctx.plan.bits));
     let before = encapsulated(ctx.tunnelled).max(tunnel_hops(ctx.plan.bits));
-    let hops = time_to_live(if begun_here { 0 } else { before + 1 });
+    let hops = if begun_here { 0 } else { before + 1 };
+    // Otherwise the verifier would walk through the rest once for each number.
+    let hops = time_to_live(opaque_to_verifier(u64::from(hops), u64::from(ctx.plan.bits)) as u32);
     if frame.encapsulate(O::LENGTH as u16, O::IS_V6).is_err() {
         if ctx.tunnelled == 0 || O::IS_V6 != I::IS_V6 {
             return Err(HelperFailed);
