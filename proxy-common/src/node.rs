@@ -203,7 +203,7 @@ pub const fn mac([a, b, c, d, e, f]: [u8; 6]) -> u64 {
 pub const DEVICE_UPLINK: Device = 1 << 48;
 /// Packets of the device have no link-layer header (tun, `WireGuard`, IP-in-IP).
 pub const DEVICE_NO_HEADER: Device = 1 << 49;
-/// The device is no uplink, but a port of a bridge that is one: guests behind it exchange frames with other machines.
+/// The device is no uplink, but a port of a bridge that is one or has a NIC: guests behind it exchange frames with other machines.
 pub const DEVICE_LAN_PORT: Device = 1 << 50;
 /// The device is a container's alone (veth, netkit): the route to the container's addresses leads to it, or to the bridge whose
 /// port it is. Its MAC address is not noted.

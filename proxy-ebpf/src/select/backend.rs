@@ -95,14 +95,14 @@ const fn is_looked_for(tunnelled: u32) -> bool {
     tunnelled & TUNNELLED_SURE == 0 && encapsulated(tunnelled) < MAX_HOPS
 }
 
-/// In the result of [`second_chance`]: no node of a previous table has the flow, so the backend takes the packet in any case.
+/// In the result of [`second_chance`]: no node has the flow, so the backend takes the packet in any case.
 const LAST: u32 = 1 << 31;
 
 /// Returns another backend for a packet in the middle of a connection, if the backend `id` (0: none) is on this node, although
 /// this node has no flow of the connection: it may have begun by a previous Maglev table. The nodes of these tables' backends
 /// get the packet in the order of the backends' tags. The packet has the tag of the last one, so nodes whose tables differ do
-/// not send it in a circle. If none of them has the flow, the packet returns to the backend of the current table, with
-/// [`LAST`]: the flow was evicted, and the connection most likely began with that backend.
+/// not send it in a circle. Removed backends are left out, since their nodes may be gone. If no node has the flow, the backend
+/// of the oldest table gets the packet, with [`LAST`]: most connections without a flow began before the changes.
 #[inline(always)]
 pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -> u32 {
     let service = &ctx.frontend;
@@ -121,13 +121,13 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
     // The first node's own choice comes before all others, whatever its tag.
     let begins = encapsulated(ctx.tunnelled) <= 1;
     let from = if begins { 0 } else { (ctx.tunnelled & 0xffff) + 1 };
-    let (mut best, mut best_tag, mut here) = (0, TUNNELLED, 0);
+    let (mut best, mut best_tag, mut oldest) = (0, TUNNELLED, 0);
     let mut number = 1;
     while number < maglev::TABLES {
         let other = maps.table_id(service, number, selector);
         let tag = maps.chance(service, other, from);
-        if tag == HERE && here == 0 {
-            here = other;
+        if other != 0 {
+            oldest = other;
         }
         if tag < best_tag && other != current && other != id {
             (best, best_tag) = (other, tag);
@@ -137,18 +137,20 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
         let noise = u64::from(selector);
         best = opaque_to_verifier(u64::from(best), noise) as u32;
         best_tag = opaque_to_verifier(u64::from(best_tag), noise) as u32;
-        here = opaque_to_verifier(u64::from(here), noise) as u32;
+        oldest = opaque_to_verifier(u64::from(oldest), noise) as u32;
     }
     if best != 0 {
-        best
-    } else if !begins && maps.chance(service, current, 0) < TUNNELLED {
-        current | LAST
-    } else if begins && here != 0 {
-        here
-    } else {
-        id
+        return best;
+    }
+    match maps.chance(service, oldest, ALSO_REMOVED) {
+        HERE => oldest,
+        tag if tag < TUNNELLED && oldest != id => oldest | LAST,
+        _ => id,
     }
 }
+
+/// Value of `from` for [`chance`]: any tag counts, and the backend may have been removed from the Service.
+const ALSO_REMOVED: u32 = u32::MAX;
 
 /// Result of [`chance`]: the backend is on this node.
 const HERE: u32 = u32::MAX;
@@ -160,11 +162,15 @@ const HERE: u32 = u32::MAX;
 pub fn chance<M: Services>(maps: M, service: &ServiceEntry, id: u32, from: u32) -> u32 {
     match maps.backend(id) {
         Some(backend) if id != 0 && decide::is_of(backend, service) => {
+            let tag = u32::from(tunnel_tag(&backend.addr, backend.port));
             if backend.flags & BACKEND_LOCAL != 0 {
                 HERE
+            } else if tunnel_of(backend.flags) != 0
+                && (from == ALSO_REMOVED || tag >= from && decide::serves(backend, service))
+            {
+                tag
             } else {
-                let tag = u32::from(tunnel_tag(&backend.addr, backend.port));
-                if tunnel_of(backend.flags) != 0 && tag >= from { tag } else { TUNNELLED }
+                TUNNELLED
             }
         }
         _ => TUNNELLED,
