@@ -25,7 +25,6 @@ mod select;
 mod simulation;
 mod sockets;
 mod tunnel;
-mod tunnel_chain;
 mod tunnel_families;
 
 use std::vec::Vec;
