@@ -5,5 +5,6 @@ use std::time::Duration;
 
 /// Returns a random time from 0 to `limit`.
 pub fn jitter(limit: Duration) -> Duration {
-    limit.mul_f64(RandomState::new().hash_one(0) as f64 / u64::MAX as f64)
+    let part = (RandomState::new().hash_one(0) >> 32) as u32;
+    limit.mul_f64(f64::from(part) / f64::from(u32::MAX))
 }
