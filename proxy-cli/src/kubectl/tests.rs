@@ -460,7 +460,7 @@ fn refused_by(server: &str, flags: &[&str]) -> String {
 }
 
 #[test]
-fn api_server_that_is_silent_or_overloaded_is_an_error_at_once() {
+fn silent_or_overloaded_api_server_is_an_error_at_once() {
     let listen = || {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -486,7 +486,7 @@ fn api_server_that_is_silent_or_overloaded_is_an_error_at_once() {
 }
 
 #[test]
-fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
+fn unreachable_api_server_is_named_with_the_way_out() {
     let error = refused_by("http://127.0.0.1:1", &[]);
     assert!(error.starts_with("the API server http://127.0.0.1:1 does not answer ("), "{error}");
     assert!(

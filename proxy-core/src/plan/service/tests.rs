@@ -52,7 +52,7 @@ fn a_service_with_too_many_frontends_is_a_problem() {
 }
 
 #[test]
-fn refused_cluster_address_leaves_the_node_port_of_its_family() {
+fn refused_cluster_address_leaves_its_node_port() {
     let name = ServiceName::new("default", "web");
     let port = ServicePort { name: "".into(), protocol: Protocol::Tcp, port: 80, node_port: 30_080 };
     let mut cluster = Cluster::new(NodeView::new("n1"));

@@ -74,7 +74,7 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
 }
 
 #[test]
-fn invalid_entry_that_cannot_be_removed_leaves_the_others_compared() {
+fn unremovable_entry_leaves_the_others_compared() {
     let mut fixture = fixture();
     fixture.trust_nothing();
     let range = "10.0.0.0/8".parse().unwrap();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_for_forwarded_packets_that_drop_by_the_source_are_found() {
+    fn forward_chains_that_drop_by_source_are_found() {
         let chains = [
             chain(IPV4, "filter", "FORWARD", 2, 1),
             chain(IPV4, "filter", "INPUT", 1, 1),
