@@ -98,7 +98,7 @@ impl FlowSize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Service port ids: `service_stats`, `turns`, and half the elements of `maglev_index`.
+    /// Service port ids: `service_stats`, `turns`, and an eighth of the words of `maglev_index`.
     pub services: u32,
     /// Elements of `slots`.
     pub slots: u32,

@@ -6,6 +6,7 @@
 //! everything else that a new flow needs. [`conntrack`](crate::conntrack) defines how the state of a flow changes.
 
 use crate::Address;
+use crate::PROTO_TCP;
 use crate::map_names::TUNNEL_COUNT;
 use crate::prefilter;
 
@@ -292,17 +293,28 @@ const _: () = {
     );
 };
 
-/// Returns [`STATE_DSR`] and the bits whose meaning depends on it; the other bits are 0.
-#[inline(always)]
-pub const fn path_of(bits: u32) -> u32 {
-    bits & (STATE_DSR | STATE_TUNNEL)
-}
-
 /// Whether packets of a flow with these bits are encapsulated to another node. One comparison: for each packet.
 #[inline(always)]
 pub const fn is_encapsulated(bits: u32) -> bool {
     bits >= STATE_DSR | 1 << STATE_TUNNEL_SHIFT
 }
+
+/// Returns how often packets of a flow that is encapsulated to another node were encapsulated before, 0 to 3. A flow of a
+/// connection that began with a SYN has 0; [`STATE_WATCH`] has no other meaning without [`STATE_SYN`].
+#[inline(always)]
+pub const fn tunnel_hops(bits: u32) -> u32 {
+    bits >> TUNNEL_HOPS_SHIFT & 3
+}
+
+/// Whether a flow did not begin with the first packet of its connection, so that its backend may be another than the
+/// connection's.
+#[inline(always)]
+pub const fn is_guess(proto: u8, bits: u32) -> bool {
+    proto == PROTO_TCP && bits & STATE_SYN == 0
+}
+
+/// Lowest bit of [`tunnel_hops`].
+pub const TUNNEL_HOPS_SHIFT: u32 = STATE_WATCH.trailing_zeros();
 
 /// Returns the number in `tunnels` of the node to which packets of a flow with these bits are encapsulated; 0 if they are
 /// not encapsulated.

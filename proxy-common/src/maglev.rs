@@ -58,29 +58,33 @@ pub const fn size_and_backends(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
+/// Number of words (`u64`) of an element of `maglev_index`, which refer to two tables each.
+pub const INDEX_WORDS: u32 = 4;
+/// Number of tables of an element: number 0 is the table for new connections, and the others are the tables before it, the
+/// newest first.
+pub const TABLES: u32 = 2 * INDEX_WORDS;
+
 /// Returns the index of a Service port's element in `maglev_index`. `local`: the table of the endpoints of policy Local.
 #[inline(always)]
 pub const fn index(service: u32, local: bool) -> u32 {
     service.wrapping_mul(2) | local as u32
 }
 
-/// Returns an element of `maglev_index`: the positions of the first words of two tables, 0 for none. `previous` is the
-/// table that was replaced within the drain period.
+/// Returns the word of `maglev_index` that refers to table `number` of the element `index`.
 #[inline(always)]
-pub const fn tables(current: u32, previous: u32) -> u64 {
-    current as u64 | (previous as u64) << 32
+pub const fn index_word(index: u32, number: u32) -> u32 {
+    index.wrapping_mul(INDEX_WORDS).wrapping_add(number / 2)
 }
 
-/// Returns the table for new connections from an element of `maglev_index`.
+/// Returns the position in `maglev` of the first word of table `number`, from the word of [`index_word`]; 0: no table.
 #[inline(always)]
-pub const fn current(tables: u64) -> u32 {
-    tables as u32
+pub const fn base_in(word: u64, number: u32) -> u32 {
+    (word >> (number % 2 * 32)) as u32
 }
 
-/// Returns the previous table from an element of `maglev_index`.
-#[inline(always)]
-pub const fn previous(tables: u64) -> u32 {
-    (tables >> 32) as u32
+/// Returns a word of `maglev_index` from the positions of its two tables, the newer one first.
+pub const fn index_of([newer, older]: [u32; 2]) -> u64 {
+    newer as u64 | (older as u64) << 32
 }
 
 /// Returns the id of the backend of a hash; 0 if there is no table, or it is not complete. `word` reads a word of `maglev`;

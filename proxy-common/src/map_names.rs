@@ -8,8 +8,9 @@ pub const SERVICES: &str = "services";
 pub const SERVICES6: &str = "services6";
 /// Slot number to backend id (`u32`); array, memory-mapped by the agent.
 pub const SLOTS: &str = "slots";
-/// Twice the id of a Service port, plus one for policy Local, to the first word of its table in `maglev` (lower half of a
-/// `u64`; 0: it has none), and of its previous table, for the drain period (upper half); array, memory-mapped by the agent.
+/// Eight times the id of a Service port, plus four for policy Local, to the first of four words (`u64`) that have the positions
+/// of its tables in `maglev`, two in a word: the lower half of the first word is the current table, the others are the tables
+/// before it, the newest first; 0: none. Array, memory-mapped by the agent.
 pub const MAGLEV_INDEX: &str = "maglev_index";
 /// Words (`u64`) of the tables; see [`maglev`](crate::maglev); array, memory-mapped by the agent.
 pub const MAGLEV: &str = "maglev";
@@ -216,7 +217,7 @@ pub const SEGMENTS: u32 = 1024;
 pub const SLOT_SEGMENT: u32 = 1 << 14;
 /// Words of a segment of `maglev`.
 pub const MAGLEV_SEGMENT: u32 = 1 << 16;
-/// Elements of a segment of `maglev_index`.
+/// Words of a segment of `maglev_index`: four for each Service port and policy.
 pub const MAGLEV_INDEX_SEGMENT: u32 = 1 << 13;
 /// Backend ids of a segment of `backends`, `backends6`, `health`, `backend_stats` and `connections`.
 pub const BACKEND_SEGMENT: u32 = 1 << 14;
@@ -268,7 +269,7 @@ pub const PRIVATE: &[&str] = &[
 
 /// Frontends in each of `services` and `services6`.
 pub const DEFAULT_FRONTENDS: u32 = 65_536;
-/// Service port ids: `service_stats`, `turns`, `names`, and half the elements of `maglev_index`.
+/// Service port ids: `service_stats`, `turns`, `names`, and an eighth of the words of `maglev_index`.
 pub const DEFAULT_SERVICES: u32 = 32_768;
 /// Elements of `slots`; a change of a Service needs its old and its new extent for a moment.
 pub const DEFAULT_SLOTS: u32 = 524_288;

@@ -166,7 +166,7 @@ reasons! {
     /// The endpoint of the connection was removed, and the Service has the removal policy `reset`: the segment is answered with a TCP reset.
     EndpointLeft = 29, "endpoint_left", Reject,
         "No action needed: clients connect again. The annotation ballast.io/removal-policy of the Service controls this.";
-    /// A segment of a DSR connection without a flow on this node was sent to the endpoint of the previous table. The connection moved from another node, or its flow was evicted. Counted once per connection.
+    /// A segment of a DSR connection without a flow on this node was sent to the endpoint of a previous table. The connection moved from another node, or its flow was evicted. Counted once per connection.
     SecondChance = 30, "second_chance", Pass,
         "No action needed: the connection stays with its endpoint. If the count grows although no address moves between nodes, check whether flows are evicted (--max-flows).";
     /// A pod or guest of this node sent an encapsulated packet (protocol 4 or 41) to a node, while nodes send each other such packets (DSR).

@@ -62,7 +62,8 @@ macro_rules! service_calls {
             fn packet_frontend(ctx: &mut PacketCtx<$words>, outside: bool) -> () = select::lookup::packet_frontend;
             fn first_id(service: &ServiceEntry, selector: u32) -> u32 = select::backend::first_id;
             fn less_loaded(service: &ServiceEntry, slot: u32, random: u32) -> u32 = select::load::less_loaded;
-            fn previous_id(service: &ServiceEntry, selector: u32) -> u32 = select::backend::previous_id;
+            fn table_id(service: &ServiceEntry, number: u32, selector: u32) -> u32 = select::backend::table_id;
+            fn chance(service: &ServiceEntry, id: u32, from: u32) -> u32 = select::backend::chance;
             fn previous_choice(service: &ServiceEntry, selector: u32) -> u32 = select::backend::previous_choice;
             fn rank(service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32 = select::backend::rank;
             fn has_tag(service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 = select::backend::has_tag;

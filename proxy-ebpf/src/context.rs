@@ -110,8 +110,20 @@ pub const NO_HASH: u64 = 0;
 
 /// In [`PacketCtx::tunnelled`]: the packet arrived encapsulated.
 pub const TUNNELLED: u32 = 1 << 16;
-/// In [`PacketCtx::tunnelled`]: the packet was encapsulated for the second time.
-pub const TUNNELLED_AGAIN: u32 = 1 << 17;
+/// In [`PacketCtx::tunnelled`]: the first node knows the connection from its first packet.
+pub const TUNNELLED_SURE: u32 = 1 << 17;
+/// In [`PacketCtx::tunnelled`], the lowest bit of [`encapsulated`].
+pub const TUNNELLED_HOPS_SHIFT: u32 = 18;
+/// A packet is encapsulated this often at most. A flow has two bits for the number before ([`tunnel_hops`]).
+///
+/// [`tunnel_hops`]: proxy_common::flow::tunnel_hops
+pub const MAX_HOPS: u32 = 4;
+
+/// Returns how often a packet was encapsulated, from [`PacketCtx::tunnelled`].
+#[inline(always)]
+pub const fn encapsulated(tunnelled: u32) -> u32 {
+    tunnelled >> TUNNELLED_HOPS_SHIFT
+}
 
 /// Value of `scratch` and `scratch6`.
 #[repr(C)]
@@ -129,13 +141,13 @@ pub struct PacketCtx<A> {
     pub service: u32,
     /// The stage with which the next program (tail call) continues: a [`StepCode`](crate::step::StepCode).
     pub step: u32,
-    /// If the packet arrived encapsulated: [`TUNNELLED`], [`TUNNELLED_AGAIN`], and in the low 16 bits the endpoint's tag that
-    /// the other node has sent ([`tunnel_tag`](proxy_common::select::tunnel_tag)); else 0.
+    /// If the packet arrived encapsulated: [`TUNNELLED`], [`TUNNELLED_SURE`], [`encapsulated`], and in the low 16 bits the
+    /// endpoint's tag that the other node has sent ([`tunnel_tag`](proxy_common::select::tunnel_tag)); else 0.
     pub tunnelled: u32,
     /// Not 0: the packet is a retransmitted SYN, and a refusal of its connection was hidden. A backend that has answered
     /// lately is selected, and its refusal reaches the client.
     pub retried: u32,
-    /// Not 0: the backend is that of the previous Maglev table, not of the current one.
+    /// Not 0: the backend is that of a previous Maglev table, not of the current one.
     pub second_chance: u32,
     /// If the packet is a later fragment: the length of the first one.
     pub first_length: u32,

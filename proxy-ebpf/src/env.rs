@@ -137,11 +137,8 @@ pub trait Services: Health + OpenConnections {
     fn service_entry(self, key: &ServiceKey<Words<Self>>) -> Option<*const ServiceEntry>;
     /// Returns the id of the backend in a slot of `slots`.
     fn slot(self, index: u32) -> Option<u32>;
-    /// Returns the first word in `maglev` of the current table of a Service port (`maglev_index`); 0: no table.
-    fn maglev_base(self, index: u32) -> u32;
-    /// Returns the first word in `maglev` of the previous table of a Service port (`maglev_index`); 0: no table, or its drain
-    /// period is over.
-    fn maglev_previous(self, index: u32) -> u32;
+    /// Returns the first word in `maglev` of table `number` of a Service port (`maglev_index`); 0: no table.
+    fn maglev_base(self, index: u32, number: u32) -> u32;
     /// Returns a word of `maglev`.
     fn maglev(self, index: u32) -> Option<u64>;
     /// Returns the counter of a Service port in `turns`.

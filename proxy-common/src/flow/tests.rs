@@ -9,7 +9,7 @@ fn key(client: u32, port: u16) -> FlowKey<[u8; 4]> {
         dst: [10, 96, 0, 1],
         src_port: port,
         dst_port: 80,
-        proto: crate::PROTO_TCP,
+        proto: PROTO_TCP,
         direction: DIRECTION_FORWARD,
         reserved: 0,
     }

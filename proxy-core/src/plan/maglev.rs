@@ -97,10 +97,18 @@ const fn mix(mut hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// Returns a number that distinguishes the table of these endpoints from that of others, without computing the table.
+/// Returns a number that distinguishes the table of these endpoints from that of others, without computing the table. Ids
+/// alone would not: a previous table may outlive its ids, which then belong to other endpoints.
 pub fn signature(members: &[Member]) -> u64 {
-    let word = |member: &Member| u64::from(member.id) | u64::from(member.weight) << 32;
-    checksum(members.iter().map(word)).max(1)
+    let words = |member: &Member| {
+        let address = match member.at.address {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let row = u64::from(member.id) | u64::from(member.weight) << 32;
+        [row, address as u64, (address >> 64) as u64, member.at.port.into()]
+    };
+    checksum(members.iter().flat_map(words)).max(1)
 }
 
 /// Returns the number of words of the table of this many endpoints.

@@ -1,5 +1,7 @@
 //! Maglev tables in the maps, as far as the agent reads them.
 
+use std::array;
+
 use proxy_common::maglev;
 
 /// A table in `maglev`, as described by its header.
@@ -14,12 +16,12 @@ pub struct MaglevTable {
 }
 
 /// An element of `maglev_index`: the tables of a Service port and policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaglevRow {
     /// The table for new connections.
     pub current: MaglevTable,
-    /// The previous table, until its drain period is over: TCP segments without a flow have a second chance with it.
-    pub previous: MaglevTable,
+    /// The tables before it, the newest first, at most [`PREVIOUS`]: TCP segments without a flow have another chance with them.
+    pub previous: Vec<MaglevTable>,
 }
 
 impl From<MaglevTable> for MaglevRow {
@@ -28,16 +30,40 @@ impl From<MaglevTable> for MaglevRow {
     }
 }
 
+/// The most previous tables of a row.
+pub const PREVIOUS: usize = maglev::TABLES as usize - 1;
+
 impl MaglevRow {
-    /// Returns the element of `maglev_index`.
-    pub fn word(&self) -> u64 {
-        maglev::tables(self.current.base, self.previous.base)
+    /// Returns all tables, the current one first.
+    pub fn tables(&self) -> impl Iterator<Item = &MaglevTable> {
+        std::iter::once(&self.current).chain(&self.previous)
     }
 
-    /// Reads the tables of the element `tables`; `word` returns a word of `maglev`.
-    pub fn read(tables: u64, word: impl Fn(u32) -> Option<u64>) -> Self {
-        let read = |base| MaglevTable::read(base, &word);
-        Self { current: read(maglev::current(tables)), previous: read(maglev::previous(tables)) }
+    /// Whether the row refers to no table.
+    pub fn is_empty(&self) -> bool {
+        self.tables().all(|table| table.base == 0)
+    }
+
+    /// Returns the words of the element of `maglev_index`.
+    pub fn words(&self) -> [u64; maglev::INDEX_WORDS as usize] {
+        let base = |number: usize| self.tables().nth(number).map_or(0, |table| table.base);
+        array::from_fn(|word| maglev::index_of([base(2 * word), base(2 * word + 1)]))
+    }
+
+    /// Reads the tables of the element with these words; `word` returns a word of `maglev`.
+    pub fn read(index: [u64; maglev::INDEX_WORDS as usize], word: impl Fn(u32) -> Option<u64>) -> Self {
+        let bases = index.iter().flat_map(|word| [0, 1].map(|number| maglev::base_in(*word, number)));
+        let mut tables = bases.map(|base| MaglevTable::read(base, &word));
+        let current = tables.next().unwrap_or_default();
+        Self { current, previous: tables.filter(|table| table.base != 0).collect() }
+    }
+
+    /// Returns the row after its table was replaced by `current`: the replaced one is the newest of the previous tables. A
+    /// table without words counts as none.
+    #[must_use]
+    pub fn replaced(&self, current: MaglevTable) -> Self {
+        let is_kept = |table: &&MaglevTable| table.words != 0 && table.base != current.base;
+        Self { current, previous: self.tables().filter(is_kept).take(PREVIOUS).copied().collect() }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The tables in the memory of this process, without a kernel.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::ops::{Bound, Range};
+use std::{io, iter};
 
 use proxy_common::prefilter::PREFILTER_WORDS;
 
@@ -134,18 +134,18 @@ impl MemoryStore {
                 self.tables.retain(|at, old| *at >= end || at + old.len() as u32 <= *base);
                 self.tables.insert(*base, words.clone());
             }
-            Write::MaglevIndex(index, row) if row.word() == 0 => drop(self.contents.maglev.remove(index)),
+            Write::MaglevIndex(index, row) if row.is_empty() => drop(self.contents.maglev.remove(index)),
             Write::MaglevIndex(index, row) => {
                 let word = |at: u32| {
                     let (base, words) = self.tables.range(..=at).next_back()?;
                     words.get((at - base) as usize).copied()
                 };
-                let mut now = MaglevRow::read(row.word(), word);
-                let old = self.contents.maglev.get(index).copied().unwrap_or_default();
+                let mut now = MaglevRow::read(row.words(), word);
+                let old = self.contents.maglev.get(index).cloned().unwrap_or_default();
                 // The words of a table that was there from the start are not known: keep its old row.
-                for table in [&mut now.current, &mut now.previous] {
-                    let known = [old.current, old.previous].into_iter().find(|old| old.base == table.base);
-                    *table = known.filter(|_| !self.tables.contains_key(&table.base)).unwrap_or(*table);
+                for table in iter::once(&mut now.current).chain(&mut now.previous) {
+                    let known = old.tables().find(|old| old.base == table.base);
+                    *table = *known.filter(|_| !self.tables.contains_key(&table.base)).unwrap_or(table);
                 }
                 self.contents.maglev.insert(*index, now);
             }
@@ -215,7 +215,8 @@ impl Store for MemoryStore {
         match table {
             Table::Slots => found.slots = part(&self.contents.slots, &range),
             Table::Maglev => {
-                found.maglev = self.contents.maglev.range(range).map(|(index, row)| (*index, *row)).collect();
+                found.maglev =
+                    self.contents.maglev.range(range).map(|(index, row)| (*index, row.clone())).collect();
             }
             Table::Prefilter => found.prefilter = part(&self.contents.prefilter, &range),
             Table::Backends => found.backends = rows(&self.contents.backends),

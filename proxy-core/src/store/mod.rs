@@ -23,7 +23,7 @@ pub use contents::Contents;
 pub use error::{BatchError, MapError};
 pub use faulty::{Faults, FaultyStore};
 pub use flow_use::{FilterBit, FlowUse, NoFlows};
-pub use maglev::{MaglevRow, MaglevTable};
+pub use maglev::{MaglevRow, MaglevTable, PREVIOUS};
 pub use memory::MemoryStore;
 pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts, range_words};
 pub use rows::{Backend, Capacity, FrontendKey, Write};

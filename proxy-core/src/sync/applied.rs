@@ -1,6 +1,6 @@
 //! The agent's mirror of the maps. It changes only after the mirrored write has succeeded.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -126,6 +126,16 @@ impl Applied {
         self.tables.pack();
     }
 
+    /// Returns the time at which a sync removes previous tables, even if nothing changes.
+    pub fn next_drained(&self) -> Option<Instant> {
+        let hold = match self.drains.ended {
+            true => Duration::ZERO,
+            false if self.tables.is_half_full() => self.drains.hold,
+            false => return None,
+        };
+        self.drains.since.values().min().map(|since| *since + hold)
+    }
+
     /// Returns the endpoints of a Service port that have ids, quarantined or not.
     pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
         self.endpoints.index().of(service)
@@ -181,21 +191,19 @@ impl Applied {
             // The allocators know the content of extents and tables; what the programs write themselves is not mirrored.
             Write::Slots(..) | Write::MaglevTable(..) | Write::ResetHealth(..) => {}
             Write::MaglevIndex(index, row) => {
-                let old = if row.word() == 0 {
+                let old = if row.is_empty() {
                     self.maglev.remove(index)
                 } else {
-                    self.maglev.insert(*index, *row)
+                    self.maglev.insert(*index, row.clone())
                 };
                 let old = old.unwrap_or_default();
-                for table in [row.current, row.previous] {
+                for table in row.tables() {
                     self.tables.reference(table.base, table.words);
                 }
-                for table in [old.current, old.previous] {
+                for table in old.tables() {
                     self.tables.release(table.base, table.words, now, sync);
                 }
-                if row.previous.base != old.previous.base {
-                    self.drains.begin(*index, row.previous, now);
-                }
+                self.drains.change(*index, &old.previous, &row.previous, now);
             }
             Write::Service(key, entry) => self.put_service(*key, *entry, now, sync),
             Write::NoService(key) => {
@@ -308,65 +316,41 @@ pub(super) const fn is_address(key: &FrontendKey) -> bool {
     key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
 }
 
-/// The drain period of a previous table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Drain {
-    since: Instant,
-    pub(super) index: u32,
-    base: u32,
-}
-
-impl Drain {
-    /// Whether this table is still the previous one in `row`.
-    pub(super) fn is_of(&self, row: &MaglevRow) -> bool {
-        row.previous.base == self.base
-    }
-}
-
-/// The drain periods, in the order in which they began.
+/// The drain periods of the previous tables.
 #[derive(Clone, Debug)]
 pub(super) struct Drains {
-    begun: VecDeque<Drain>,
+    /// By Service port and policy, and first word: when the table was replaced.
+    since: BTreeMap<(u32, u32), Instant>,
     hold: Duration,
-    /// How many drain periods, counted from the first, end early.
-    ended: usize,
+    /// All drain periods end with the next sync.
+    ended: bool,
 }
 
 impl Drains {
-    pub(super) fn new(hold: Duration) -> Self {
-        Self { begun: VecDeque::new(), hold, ended: 0 }
+    fn new(hold: Duration) -> Self {
+        Self { since: BTreeMap::new(), hold, ended: false }
     }
 
-    /// Starts the drain period of `table`, which has become the previous one of this index.
-    pub(super) fn begin(&mut self, index: u32, table: MaglevTable, now: Instant) {
-        if table.base != 0 {
-            self.begun.push_back(Drain { since: now, index, base: table.base });
+    /// Notes that the previous tables of this index have changed from `old` to `new`.
+    fn change(&mut self, index: u32, old: &[MaglevTable], new: &[MaglevTable], now: Instant) {
+        for table in old.iter().filter(|table| !new.contains(table)) {
+            self.since.remove(&(index, table.base));
         }
-    }
-
-    /// Returns the end of the first drain period.
-    pub(super) fn next_over(&self) -> Option<Instant> {
-        let hold = if self.ended == 0 { self.hold } else { Duration::ZERO };
-        self.begun.front().map(|drain| drain.since + hold)
+        for table in new {
+            self.since.entry((index, table.base)).or_insert(now);
+        }
+        self.ended &= !self.since.is_empty();
     }
 
     /// Ends all drain periods with the next sync.
-    pub(super) fn end_all(&mut self) {
-        self.ended = self.begun.len();
+    pub(super) const fn end_all(&mut self) {
+        self.ended = true;
     }
 
-    /// Returns the drain periods that are over.
-    pub(super) fn over(&self, now: Instant) -> impl Iterator<Item = &Drain> {
-        let is_over =
-            move |(number, drain): &(usize, &Drain)| *number < self.ended || drain.since + self.hold <= now;
-        self.begun.iter().enumerate().take_while(is_over).map(|(_, drain)| drain)
-    }
-
-    /// Forgets the first drain periods, up to one whose table is still the previous one in its row.
-    pub(super) fn forget_done(&mut self, rows: &BTreeMap<u32, MaglevRow>) {
-        let is_done = |drain: &mut Drain| !rows.get(&drain.index).is_some_and(|row| drain.is_of(row));
-        while self.begun.pop_front_if(is_done).is_some() {
-            self.ended = self.ended.saturating_sub(1);
-        }
+    /// Returns the indexes and first words of the tables that leave: those whose drain period is over, if the map is more
+    /// than half full (`is_scarce`), or all.
+    pub(super) fn over(&self, is_scarce: bool, now: Instant) -> BTreeSet<(u32, u32)> {
+        let is_over = |since: Instant| self.ended || is_scarce && since + self.hold <= now;
+        self.since.iter().filter(|(_, since)| is_over(**since)).map(|(table, _)| *table).collect()
     }
 }

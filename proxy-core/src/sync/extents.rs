@@ -72,6 +72,11 @@ impl ExtentAllocator {
         self.slots_used
     }
 
+    /// Whether more than half of all slots are in use.
+    pub const fn is_half_full(&self) -> bool {
+        self.slots_used > self.capacity / 2
+    }
+
     /// Returns the first slots of the extents of a Service port.
     fn of(&self, service: u32) -> impl Iterator<Item = u32> {
         self.by_service.range((service, 0)..=(service, u32::MAX)).map(|(_, base)| *base)

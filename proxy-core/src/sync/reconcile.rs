@@ -207,7 +207,7 @@ impl<S: Store> Reconciler<S> {
         ];
         let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
-        let mut ends = [space[0], space[1], space[2], applied.drains.next_over(), ids[0], ids[1], bits];
+        let mut ends = [space[0], space[1], space[2], applied.next_drained(), ids[0], ids[1], bits];
         if let Some(retry) = self.releases.failure.as_ref().map(|failure| failure.retry) {
             for end in &mut ends {
                 *end = end.map(|at| at.max(retry));

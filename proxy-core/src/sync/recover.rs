@@ -104,10 +104,10 @@ impl<S: Store> Reconciler<S> {
                 applied.ports.reserve(index / 2);
                 orphans.extend([Write::MaglevIndex(*index, MaglevRow::default()), Write::NoName(index / 2)]);
             }
-            for table in [row.current, row.previous] {
+            for table in row.tables() {
                 applied.tables.restore_for(index / 2, table.base, halves(table.signature), table.words);
             }
-            applied.advance(&Write::MaglevIndex(*index, *row), now, self.writer.number);
+            applied.advance(&Write::MaglevIndex(*index, row.clone()), now, self.writer.number);
         }
         let invalid = applied.ranges.restore(&contents.source_ranges);
         orphans.extend(invalid.into_iter().map(|(id, range)| Write::NoSourceRange(id, range)));

@@ -101,7 +101,6 @@ impl Releases {
         for (id, _) in sets {
             freed |= applied.ranges.forget(id);
         }
-        applied.drains.forget_done(&applied.maglev);
         if job.cause.is_some() {
             self.next_release = None;
         }

@@ -1,8 +1,9 @@
 //! The phases that write and remove Maglev tables.
 //!
-//! A replaced table stays as the previous one for the drain period, unless another table needs its space. If another change
-//! follows within that period, the first previous table stays, because most connections began with it.
+//! A replaced table stays as a previous one, until [`PREVIOUS`] newer ones follow, or another table needs its space. While
+//! the map is more than half full, it stays for the drain period only.
 
+use std::collections::BTreeSet;
 use std::mem::take;
 use std::time::Instant;
 
@@ -29,8 +30,12 @@ impl<S: Store> Writer<S> {
             let (Some(id), false, Some(wanted)) = (job.id, job.stopped, &job.wanted) else { continue };
             for (local, members) in wanted.tables.iter().filter(|(_, members)| members.len() > 1) {
                 let (index, signature) = (maglev::index(id, *local), signature(members));
-                let old = self.applied.maglev.get(&index).copied().unwrap_or_default();
+                let old = self.applied.maglev.get(&index).cloned().unwrap_or_default();
                 if old.current.words != 0 && old.current.signature == signature {
+                    continue;
+                }
+                if let Some(table) = old.previous.iter().find(|table| table.signature == signature) {
+                    steps.push(number, Write::MaglevIndex(index, old.replaced(*table)));
                     continue;
                 }
                 let words = length(members.len());
@@ -47,18 +52,18 @@ impl<S: Store> Writer<S> {
                         job.tables.push(base);
                         steps.push(number, Write::MaglevTable(base, packed(members)));
                         let current = MaglevTable { base, words, signature };
-                        let mut previous = previous(&old);
+                        let mut row = old.replaced(current);
                         if let Some((table, packed)) = self.previous_table_of_single(id, &old, members) {
                             job.tables.push(table.base);
                             steps.push(number, Write::MaglevTable(table.base, packed));
-                            previous = table;
+                            row.previous.push(table);
                         }
-                        steps.push(number, Write::MaglevIndex(index, MaglevRow { current, previous }));
+                        steps.push(number, Write::MaglevIndex(index, row));
                     }
                     Err(no_room) => {
                         job.cause.get_or_insert(SyncError::Tables(no_room));
                         if old.current.words != 0 {
-                            let row = MaglevRow { previous: old.current, ..MaglevRow::default() };
+                            let row = old.replaced(MaglevTable::default());
                             steps.push(number, Write::MaglevIndex(index, row));
                         }
                         // The next try can use the space of the previous tables.
@@ -94,12 +99,15 @@ impl<S: Store> Writer<S> {
         Some((MaglevTable { base, words, signature }, packed(one)))
     }
 
-    /// Returns the writes that remove the previous tables whose drain period is over.
+    /// Returns the writes that remove the previous tables whose room is needed.
     pub(super) fn drained(&mut self, now: Instant) -> Steps {
         let mut steps = Steps::default();
-        for drain in self.applied.drains.over(now) {
-            if let Some(row) = self.applied.maglev.get(&drain.index).filter(|row| drain.is_of(row)) {
-                steps.push(0, Write::MaglevIndex(drain.index, row.current.into()));
+        let over = self.applied.drains.over(self.applied.tables.is_half_full(), now);
+        for index in over.iter().map(|(index, _)| *index).collect::<BTreeSet<_>>() {
+            if let Some(row) = self.applied.maglev.get(&index) {
+                let stays = |table: &&MaglevTable| !over.contains(&(index, table.base));
+                let previous = row.previous.iter().filter(stays).copied().collect();
+                steps.push(0, Write::MaglevIndex(index, MaglevRow { current: row.current, previous }));
             }
         }
         steps
@@ -120,13 +128,6 @@ impl<S: Store> Writer<S> {
         }
         self.execute(&steps, jobs, true, now);
     }
-}
-
-/// Returns the previous table of the next row: the previous one of `old` if it still drains, else its current one. A table
-/// without words counts as none.
-fn previous(old: &MaglevRow) -> MaglevTable {
-    let tables = [old.previous, old.current];
-    tables.into_iter().find(|table| table.words != 0).unwrap_or_default()
 }
 
 /// Splits a signature into the two numbers by which [`ExtentAllocator`](super::extents::ExtentAllocator) identifies a

@@ -168,8 +168,8 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
     };
     let endpoints: BTreeMap<_, _> = slots.iter().filter_map(endpoint).collect();
     let table = contents.maglev.get(&(2 * entry.id + u32::from(entry.flags & 4 != 0)));
-    let words = |table: &MaglevRow| [table.current.words, table.previous.words];
-    assert!(table.is_none_or(|table| words(table) != [0, 0]), "{key} has a row without a table");
+    let has_table = |row: &MaglevRow| row.tables().any(|table| table.words != 0);
+    assert!(table.is_none_or(has_table), "{key} has a row without a table");
     let needs = HASHES.contains(&entry.algorithm) || entry.flags & 32 != 0;
     for at in destinations(contents, key) {
         assert!(bit(contents, frontend_bit(&at)), "no filter bit for {key} at {at}");

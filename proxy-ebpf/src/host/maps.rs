@@ -122,7 +122,7 @@ impl<A: Address> Tables<A> {
             services: BTreeMap::new(),
             service_misses: 0,
             slots: std::vec![0; ids],
-            maglev_index: std::vec![0; 2 * ids],
+            maglev_index: std::vec![0; 2 * ids * maglev::INDEX_WORDS as usize],
             maglev: std::vec![0; MAGLEV_WORDS],
             turns: std::vec![0; ids],
             open_connections: std::vec![0; ids],
@@ -287,12 +287,9 @@ impl<F: Family> Services for HostMaps<F> {
         at!(self, slots).get(index as usize).copied()
     }
 
-    fn maglev_base(self, index: u32) -> u32 {
-        at!(self, maglev_index).get(index as usize).map_or(0, |tables| maglev::current(*tables))
-    }
-
-    fn maglev_previous(self, index: u32) -> u32 {
-        at!(self, maglev_index).get(index as usize).map_or(0, |tables| maglev::previous(*tables))
+    fn maglev_base(self, index: u32, number: u32) -> u32 {
+        let word = at!(self, maglev_index).get(maglev::index_word(index, number) as usize);
+        word.map_or(0, |word| maglev::base_in(*word, number))
     }
 
     fn maglev(self, index: u32) -> Option<u64> {

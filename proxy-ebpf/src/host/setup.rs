@@ -9,6 +9,7 @@ use proxy_common::connections::{answer_time, open};
 use proxy_common::conntrack::MOVES;
 use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
 use proxy_common::latency::SocketExample;
+use proxy_common::maglev;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
@@ -112,10 +113,14 @@ impl<F: Family> HostMaps<F> {
         }
     }
 
-    /// Writes the first word of a Maglev table and that of the previous table; does nothing if the index is beyond the array.
-    pub fn set_maglev_index(self, index: u32, base: u32, previous: u32) {
-        if let Some(entry) = at!(self, maglev_index).get_mut(index as usize) {
-            *entry = proxy_common::maglev::tables(base, previous);
+    /// Writes the first words of Maglev tables, the current one first; does nothing if the index is beyond the array.
+    pub fn set_maglev_index(self, index: u32, bases: &[u32]) {
+        let base = |number: u32| bases.get(number as usize).copied().unwrap_or(0);
+        for number in (0..maglev::TABLES).step_by(2) {
+            let word = at!(self, maglev_index).get_mut(maglev::index_word(index, number) as usize);
+            if let Some(word) = word {
+                *word = maglev::index_of([base(number), base(number + 1)]);
+            }
         }
     }
 

@@ -93,9 +93,10 @@ pub(super) static SERVICES6: HashMap<ServiceKey<A6>, ServiceEntry, FRONTENDS, NO
 #[btf_map(name = "slots")]
 pub(super) static SLOTS: Grows<Array<u32, SLOT_COUNT, MMAPABLE>> = Grows::new();
 
-// Service port and policy to the first word of its table in `maglev`. Written by the agent through a mapping, after the
+// Service port and policy to the first words of its tables in `maglev`. Written by the agent through a mapping, after the
 // table and before the entry of `services` that needs it; read once for each new connection whose backend is selected by a
-// hash. 0: there is no table, and the hash selects a slot. An array of two elements for each Service port.
+// hash, and eight times for a packet in the middle of a DSR connection without a flow. 0: there is no table, and the hash
+// selects a slot. An array of twice four words for each Service port.
 #[btf_map(name = "maglev_index")]
 pub(super) static MAGLEV_INDEX: Grows<Array<u64, MAGLEV_INDEXES, MMAPABLE>> = Grows::new();
 

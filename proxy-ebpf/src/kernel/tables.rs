@@ -128,15 +128,10 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn maglev_base(self, index: u32) -> u32 {
+            fn maglev_base(self, index: u32, number: u32) -> u32 {
+                let word = MAGLEV_INDEX.at(maglev::index_word(index, number));
                 // SAFETY: an integer in a map, which is read at once.
-                MAGLEV_INDEX.at(index).map_or(0, |tables| maglev::current(unsafe { *tables }))
-            }
-
-            #[inline(always)]
-            fn maglev_previous(self, index: u32) -> u32 {
-                // SAFETY: an integer in a map, which is read at once.
-                MAGLEV_INDEX.at(index).map_or(0, |tables| maglev::previous(unsafe { *tables }))
+                word.map_or(0, |word| maglev::base_in(unsafe { *word }, number))
             }
 
             #[inline(always)]

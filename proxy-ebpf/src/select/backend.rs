@@ -11,7 +11,9 @@ use proxy_common::service::{SERVICE_DSR, SERVICE_LOCAL, ServiceEntry};
 use proxy_common::{Address, PROTO_TCP, decide, maglev};
 
 use super::load;
-use crate::context::{Packet, PacketCtx, TUNNELLED_AGAIN};
+use crate::context::{
+    MAX_HOPS, Packet, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, TUNNELLED_SURE, encapsulated,
+};
 use crate::env::{Services, Words};
 use crate::frame::Frame;
 use crate::select::health;
@@ -61,10 +63,13 @@ pub fn select_packets<M: Services, F: Frame>(
     }
     // An early hook never processes an encapsulated packet.
     let mut id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
-    if !F::EARLY && ctx.tunnelled & TUNNELLED_AGAIN == 0 && may_have_begun_elsewhere(ctx) {
-        let current = id;
-        id = maps.second_chance(ctx, current);
-        ctx.second_chance = current ^ id;
+    if !F::EARLY && may_have_begun_elsewhere(ctx) {
+        let first = id;
+        let next = maps.second_chance(ctx, first);
+        id = next & !LAST;
+        // Without a branch, which the verifier would walk through twice.
+        ctx.tunnelled |= (next >> LAST.trailing_zeros()) * ((MAX_HOPS - 1) << TUNNELLED_HOPS_SHIFT);
+        ctx.second_chance = first ^ id;
     }
     selected(maps, id)
 }
@@ -84,12 +89,26 @@ fn is_mid_connection<A>(packet: &Packet<A>) -> bool {
     packet.key.proto == PROTO_TCP && packet.tcp_flags & tcp::SYN == 0
 }
 
-/// Returns the backend of the previous Maglev table, if the current table selects an endpoint of this node (`id`, 0: none)
-/// although this node has no flow of the connection; else `id`. During the drain period, the connection may have begun with
-/// the backend of the previous table.
+/// Whether this node may send the packet on to another node that may have its flow.
+#[inline(always)]
+const fn is_looked_for(tunnelled: u32) -> bool {
+    tunnelled & TUNNELLED_SURE == 0 && encapsulated(tunnelled) < MAX_HOPS
+}
+
+/// In the result of [`second_chance`]: no node has the flow, so the backend takes the packet in any case.
+const LAST: u32 = 1 << 31;
+
+/// Returns another backend for a packet in the middle of a connection, if the backend `id` (0: none) is on this node, although
+/// this node has no flow of the connection: it may have begun by a previous Maglev table. The nodes of these tables' backends
+/// get the packet in the order of the backends' tags. The packet has the tag of the last one, so nodes whose tables differ do
+/// not send it in a circle. Removed backends are left out, since their nodes may be gone. If no node has the flow, the backend
+/// of the oldest table gets the packet, with [`LAST`]: most connections without a flow began before the changes.
 #[inline(always)]
 pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -> u32 {
     let service = &ctx.frontend;
+    if !is_looked_for(ctx.tunnelled) {
+        return id;
+    }
     if let Some(backend) = maps.backend(id)
         && id != 0
         && backend.flags & BACKEND_LOCAL == 0
@@ -97,24 +116,80 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
         // The node of the backend gets the packet first.
         return id;
     }
-    let previous = maps.previous_id(service, selector(service.algorithm, &ctx.packet.key, 0));
-    let Some(backend) = maps.backend(previous) else { return id };
-    let is_reached = backend.flags & BACKEND_LOCAL != 0 || tunnel_of(backend.flags) != 0;
-    if previous != 0 && is_reached && decide::is_of(backend, service) { previous } else { id }
+    let selector = selector(service.algorithm, &ctx.packet.key, 0);
+    let current = maps.table_id(service, 0, selector);
+    // The first node's own choice comes before all others, whatever its tag.
+    let begins = encapsulated(ctx.tunnelled) <= 1;
+    let from = if begins { 0 } else { (ctx.tunnelled & 0xffff) + 1 };
+    let (mut best, mut best_tag, mut oldest) = (0, TUNNELLED, 0);
+    let mut number = 1;
+    while number < maglev::TABLES {
+        let other = maps.table_id(service, number, selector);
+        let tag = maps.chance(service, other, from);
+        if other != 0 {
+            oldest = other;
+        }
+        if tag < best_tag && other != current && other != id {
+            (best, best_tag) = (other, tag);
+        }
+        number += 1;
+        // Otherwise the verifier would check the next table separately for each result so far.
+        let noise = u64::from(selector);
+        best = opaque_to_verifier(u64::from(best), noise) as u32;
+        best_tag = opaque_to_verifier(u64::from(best_tag), noise) as u32;
+        oldest = opaque_to_verifier(u64::from(oldest), noise) as u32;
+    }
+    if best != 0 {
+        return best;
+    }
+    match maps.chance(service, oldest, ALSO_REMOVED) {
+        HERE => oldest,
+        tag if tag < TUNNELLED && oldest != id => oldest | LAST,
+        _ => id,
+    }
 }
 
-/// Returns the id of the backend in the previous Maglev table; 0: there is no such table. A separate function, since the
+/// Value of `from` for [`chance`]: any tag counts, and the backend may have been removed from the Service.
+const ALSO_REMOVED: u32 = u32::MAX;
+
+/// Result of [`chance`]: the backend is on this node.
+const HERE: u32 = u32::MAX;
+
+/// Returns the tag of a backend on another node to which this node can send a packet in the middle of a connection, [`HERE`] for
+/// a backend on this node, or a higher number than any tag if it is lower than `from`. A separate function, since the verifier would otherwise walk through
+/// the rest of [`second_chance`] again for each result.
+#[inline(always)]
+pub fn chance<M: Services>(maps: M, service: &ServiceEntry, id: u32, from: u32) -> u32 {
+    match maps.backend(id) {
+        Some(backend) if id != 0 && decide::is_of(backend, service) => {
+            let tag = u32::from(tunnel_tag(&backend.addr, backend.port));
+            if backend.flags & BACKEND_LOCAL != 0 {
+                HERE
+            } else if tunnel_of(backend.flags) != 0
+                && (from == ALSO_REMOVED || tag >= from && decide::serves(backend, service))
+            {
+                tag
+            } else {
+                TUNNELLED
+            }
+        }
+        _ => TUNNELLED,
+    }
+}
+
+/// Returns the id of the backend in table `number` of the Service port; 0: there is no such table. A separate function, since the
 /// verifier would otherwise walk through the code after it again for each result.
 #[inline(always)]
-pub fn previous_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
-    in_table(maps, maps.maglev_previous(table_index(service)), selector)
+pub fn table_id<M: Services>(maps: M, service: &ServiceEntry, number: u32, selector: u32) -> u32 {
+    let base = maps.maglev_base(table_index(service), number);
+    if base == 0 { 0 } else { maglev::backend(base, selector, |at| maps.maglev(at)) }
 }
 
-/// As [`previous_id`], for a new connection: 0 if the backend has begun to terminate since, or clients of this frontend may not use it
-/// any more.
+/// Returns the id of the backend in the newest previous table for a new connection; 0 if there is none, it has begun to
+/// terminate since, or clients of this frontend may not use it any more.
 #[inline(always)]
 pub fn previous_choice<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
-    let id = maps.previous_id(service, selector);
+    let id = maps.table_id(service, 1, selector);
     match maps.backend(id) {
         Some(backend) if decide::may_stay(backend, service) => id,
         _ => 0,
@@ -125,12 +200,6 @@ pub fn previous_choice<M: Services>(maps: M, service: &ServiceEntry, selector: u
 #[inline(always)]
 fn table_index(service: &ServiceEntry) -> u32 {
     maglev::index(service.id, service.flags & SERVICE_LOCAL != 0)
-}
-
-/// Returns the id of the backend in the Maglev table at `base`; 0: none, or there is no table (`base` is 0).
-#[inline(always)]
-fn in_table<M: Services>(maps: M, base: u32, selector: u32) -> u32 {
-    if base == 0 { 0 } else { maglev::backend(base, selector, |at| maps.maglev(at)) }
 }
 
 /// Returns the id of the backend for the packet in the context; 0: none.
@@ -153,9 +222,13 @@ pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
     let (base, count) = (service.slot_base, service.slot_count);
     let (tag, selector) = (ctx.tunnelled & 0xffff, selector(service.algorithm, &ctx.packet.key, 0));
     if may_have_begun_elsewhere(ctx) {
-        let previous = maps.previous_id(service, selector);
-        if maps.has_tag(service, previous, tag, ANY) != 0 {
-            return previous;
+        let mut number = 1;
+        while number < maglev::TABLES {
+            let previous = maps.table_id(service, number, selector);
+            if maps.has_tag(service, previous, tag, ANY) != 0 {
+                return previous;
+            }
+            number += 1;
         }
     }
     // The other node has most likely selected the endpoint in the same way.
@@ -304,7 +377,7 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
     }
     let number = service.algorithm;
     if is_by_table(number) {
-        let id = in_table(maps, maps.maglev_base(table_index(service)), selector);
+        let id = table_id(maps, service, 0, selector);
         if id != 0 {
             return id;
         }

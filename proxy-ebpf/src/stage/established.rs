@@ -6,7 +6,7 @@ use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES};
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_watched, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN,
-    is_encapsulated, is_masqueraded, is_rerouted, path_of,
+    is_encapsulated, is_guess, is_masqueraded, is_rerouted, tunnel_hops,
 };
 use proxy_common::reason::Reason;
 use proxy_common::{Address, PROTO_SCTP, PROTO_TCP};
@@ -16,7 +16,7 @@ use super::eject;
 use super::forward::{self, Routing};
 use super::martian;
 use super::translate::{self, Hop, Rewrite};
-use crate::context::{NO_HASH, Packet, PacketCtx, TUNNELLED_AGAIN, Tuple};
+use crate::context::{MAX_HOPS, NO_HASH, Packet, PacketCtx, Tuple, encapsulated};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::track::{self, Tracked, is_syn};
 use crate::frame::{Fib, Frame, Route};
@@ -75,20 +75,19 @@ where
         track::find(maps, &ctx.packet.key, ctx.hash, time)
     };
     let Some(flow) = found else { return Step::NewFlow };
-    // Never encapsulate a packet for the third time: nodes with different tables would send it back and forth.
     // The number is hidden from the compiler: a comparison of the flow's bits themselves would give the verifier two states.
-    let path = opaque(u64::from(path_of(flow.bits()))) as u32;
-    let would_encapsulate_again = !F::EARLY && is_encapsulated(path) && ctx.tunnelled & TUNNELLED_AGAIN != 0;
+    let bits = opaque(u64::from(flow.bits())) as u32;
+    let returns = !F::EARLY && is_encapsulated(bits) && opaque(u64::from(has_returned(ctx, bits))) != 0;
     // `existing` has already compared the Service of a SYN with the flow's, so the flow's own Service is passed here.
-    let continues = !would_encapsulate_again && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
+    let continues = !returns && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
     if !continues || flow.needs_frontend_check(time) && !keeps_frontend(maps, ctx, &flow, time) {
         if F::EARLY {
             return Step::Pass;
         }
-        if !would_encapsulate_again && flow.is_to_be_moved(ctx.packet.tcp_flags) {
+        if !returns && flow.is_to_be_moved(ctx.packet.tcp_flags) {
             return Step::Move;
         }
-        if !would_encapsulate_again && flow.is_to_be_reset(ctx.packet.tcp_flags) {
+        if !returns && flow.is_to_be_reset(ctx.packet.tcp_flags) {
             ctx.service = flow.service();
             ctx.plan.bits = flow.bits();
             return Step::Reset;
@@ -130,6 +129,15 @@ where
         // Another CPU evicted the flow after the lookup.
         None => Step::NewFlow,
     }
+}
+
+/// Whether an encapsulated packet is not sent on by this flow to another node: nodes with different tables would send it in a
+/// circle. A TCP flow that did not begin with a SYN is a guess. It holds for packets that were encapsulated as often as the first
+/// one; others have been at more nodes, and return.
+#[inline(always)]
+fn has_returned<A>(ctx: &PacketCtx<A>, bits: u32) -> bool {
+    let hops = encapsulated(ctx.tunnelled);
+    hops >= MAX_HOPS || is_guess(ctx.packet.key.proto, bits) && hops > tunnel_hops(bits)
 }
 
 /// Whether the packet's frontend still belongs to the Service of its flow. Both scopes of a frontend belong to one Service.

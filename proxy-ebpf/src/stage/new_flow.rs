@@ -6,8 +6,8 @@ use proxy_common::config::{CONFIG_OTHER_PROXY, CONFIG_SOURCES};
 use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
-    STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
-    WATCH_OUTSIDE,
+    STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, TUNNEL_HOPS_SHIFT, WATCH_INSIDE,
+    WATCH_LAST, WATCH_OUTSIDE,
 };
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::reason::{Reason, Verdict};
@@ -18,7 +18,7 @@ use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::existing::{NewFlows, of_existing};
 use super::{classify, martian, source};
-use crate::context::{NO_HASH, PacketCtx};
+use crate::context::{NO_HASH, PacketCtx, encapsulated};
 use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
 use crate::flow::{open, track};
@@ -210,10 +210,12 @@ fn plan<M, F>(
     let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
     // Replies to packets that this node encapsulates do not pass this node.
     let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
+    let hops = if tunnel == 0 { 0 } else { (encapsulated(ctx.tunnelled) & 3) << TUNNEL_HOPS_SHIFT };
+    let hops = opaque_to_verifier(u64::from(hops), u64::from(time.now)) as u32;
     let bits = if snat { STATE_SNAT } else { 0 }
         | if origin.from_node { STATE_LOCAL } else { 0 }
         | if is_by_load(ctx.frontend.algorithm) { STATE_COUNTS } else { 0 }
-        | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT } else { 0 }
+        | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT | hops } else { 0 }
         | if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 };
     let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
     let source = if snat { Some(&node.source) } else { None };

@@ -11,7 +11,7 @@ use core::ptr::read_volatile;
 
 use proxy_common::config::{CONFIG_DSR, CONFIG_IPSEC};
 use proxy_common::csum::fold;
-use proxy_common::flow::{DIRECTION_FORWARD, tunnel_of};
+use proxy_common::flow::{DIRECTION_FORWARD, is_guess, tunnel_hops, tunnel_of};
 use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
 use proxy_common::reason::Reason;
 use proxy_common::select::tunnel_tag;
@@ -22,20 +22,31 @@ use super::established::longest;
 use super::forward::{self, EtherType, Routing};
 use super::fragment::{Fragmented, key_of};
 use super::translate::{Rewrite, fold32};
-use crate::context::{NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_AGAIN, Tuple};
+use crate::context::{
+    NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, TUNNELLED_SURE, Tuple, encapsulated,
+};
 use crate::env::{Counters, Fragments, Node, Services, Words};
+use crate::flow::track::is_syn;
 use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::{Header, Read};
 use crate::parse::Parsed;
 use crate::report;
 use crate::select::lookup;
+use crate::shared::opaque_to_verifier;
 use crate::step::Step;
 
-/// Time to live, or hop limit, of the outer header of a client's packet.
-const HOPS: u8 = 64;
-/// Time to live, or hop limit, of the outer header of a packet that arrived encapsulated itself. The next node recognises
-/// such a packet by a value above [`HOPS`]: routers between two nodes do not decrement 255 that far (compare RFC 5082).
-const HOPS_AGAIN: u8 = 255;
+/// Returns the time to live, or hop limit, of an outer header: 64 if this node knows the connection from its SYN, else 96 and 32
+/// for each time that the packet was encapsulated. Routers between two nodes do not decrement it that far (compare RFC 5082).
+#[inline(always)]
+const fn time_to_live(hops: u32) -> u8 {
+    if hops == 0 { 64 } else { (96 + hops * 32) as u8 }
+}
+
+/// Returns what [`time_to_live`] has written.
+#[inline(always)]
+const fn hops_by(time_to_live: u8) -> u32 {
+    (time_to_live as u32).saturating_sub(1).saturating_sub(64) / 32
+}
 
 /// A family of outer headers.
 pub trait Outer: EtherType + Read {
@@ -200,7 +211,12 @@ fn push<F: Frame, O: Outer, I: Outer>(
     tunnel: &Tunnel,
 ) -> Result<i32, HelperFailed> {
     let tag = tunnel_tag(&ctx.plan.reply.src, ctx.plan.reply.src_port);
-    let hops = if ctx.tunnelled == 0 { HOPS } else { HOPS_AGAIN };
+    let begun_here = ctx.tunnelled == 0
+        && (is_syn(ctx.packet.tcp_flags) || !is_guess(ctx.packet.key.proto, ctx.plan.bits));
+    let before = encapsulated(ctx.tunnelled).max(tunnel_hops(ctx.plan.bits));
+    let hops = if begun_here { 0 } else { before + 1 };
+    // Otherwise the verifier would walk through the rest once for each number.
+    let hops = time_to_live(opaque_to_verifier(u64::from(hops), u64::from(ctx.plan.bits)) as u32);
     if frame.encapsulate(O::LENGTH as u16, O::IS_V6).is_err() {
         if ctx.tunnelled == 0 || O::IS_V6 != I::IS_V6 {
             return Err(HelperFailed);
@@ -264,8 +280,10 @@ where
     if frame.load(link + <M::Family as Outer>::HOPS_AT, &mut hops, 1).is_err() {
         return Err(Step::Pass);
     }
-    let again = if hops > HOPS { TUNNELLED_AGAIN } else { 0 };
-    Ok(Arrived { header, tunnelled: TUNNELLED | again | u32::from(tag) })
+    let hops = hops_by(hops);
+    let sure = if hops == 0 { TUNNELLED_SURE } else { 0 };
+    let tunnelled = TUNNELLED | sure | hops.max(1) << TUNNELLED_HOPS_SHIFT | u32::from(tag);
+    Ok(Arrived { header, tunnelled })
 }
 
 /// Removes the outer header if another node sent the packet, and the inner packet is for a Service. [`Step::Tunnelled`]: the
@@ -363,11 +381,11 @@ mod tests {
         let addr = |last| [u32::from_ne_bytes([10, 200, 255, last]), 0, 0, 0];
         let tunnel = Tunnel { addr: addr(2), source: addr(1), family: TUNNEL_V4 };
         for (length, total) in [(40, 60), (1500, 1520), (65_515, 65_535), (65_516, 0), (70_000, 0)] {
-            let (header, added) = V4::outer_header(&tunnel, 0xfedc, length, PROTO_IPIP, HOPS);
+            let (header, added) = V4::outer_header(&tunnel, 0xfedc, length, PROTO_IPIP, 64);
             let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
             assert_eq!((bytes[0], word(2), word(4), word(6)), (0x45, total, 0xfedc, 0x4000));
-            assert_eq!((bytes[8], bytes[9]), (HOPS, PROTO_IPIP));
+            assert_eq!((bytes[8], bytes[9]), (64, PROTO_IPIP));
             assert_eq!((&bytes[12..16], &bytes[16..]), (&[10, 200, 255, 1][..], &[10, 200, 255, 2][..]));
             // RFC 1071: the sum over a header with its checksum is all ones, and adds nothing.
             let mut sum: u32 = (0..20).step_by(2).map(|at| u32::from(word(at))).sum();

@@ -61,7 +61,7 @@ macro_rules! sizes {
 }
 
 sizes! {
-    services is DEFAULT_SERVICES, true, |cpus: u64| 160 + cpus * size_of::<ServiceStats>() as u64;
+    services is DEFAULT_SERVICES, true, |cpus: u64| 208 + cpus * size_of::<ServiceStats>() as u64;
     frontends is DEFAULT_FRONTENDS, true, |_| 80 + 96 + 2 * BUCKET;
     slots is DEFAULT_SLOTS, true, |_| 4;
     maglev_words is DEFAULT_MAGLEV_WORDS, true, |_| 8;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use proxy_common::config::Limits;
 use proxy_common::flow::buckets_for;
+use proxy_common::maglev::INDEX_WORDS;
 use proxy_common::map_names as names;
 use serde::Serialize;
 
@@ -166,7 +167,7 @@ impl Capacities {
             names::FLOW_INDEX | names::FLOW_INDEX6 => buckets_for(self.flows),
             names::SRC_RANGES | names::SRC_RANGES6 => self.source_ranges,
             names::SOCKETS | names::SOCKETS6 => self.sockets,
-            names::MAGLEV_INDEX => self.services.saturating_mul(2),
+            names::MAGLEV_INDEX => self.services.saturating_mul(2 * INDEX_WORDS),
             names::SERVICE_STATS | names::NAMES | names::TURNS => self.services,
             // No flag: the map is an LRU hash, which evicts the oldest entries instead of refusing new ones.
             names::REFUSALS => self.refusals,

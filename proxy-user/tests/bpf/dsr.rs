@@ -356,7 +356,8 @@ fn old_and_new(harness: &mut Harness, orig_dst: SocketAddr, pods: [SocketAddr; 2
         writes.push(Write::MaglevTable(base, packed(&members)));
     }
     let [current, previous] = tables;
-    writes.push(Write::MaglevIndex(maglev::index(ID, false), MaglevRow { current, previous }));
+    writes
+        .push(Write::MaglevIndex(maglev::index(ID, false), MaglevRow { current, previous: vec![previous] }));
     harness.write(&writes);
 }
 

@@ -172,7 +172,8 @@ impl<F: Ip> Tables<F> {
                 Write::Slots(base, ids) => maps.set_slots(base, &ids),
                 Write::MaglevTable(base, words) => maps.set_maglev(base, &words),
                 Write::MaglevIndex(index, row) => {
-                    maps.set_maglev_index(index, row.current.base, row.previous.base);
+                    let bases: Vec<_> = row.tables().map(|table| table.base).collect();
+                    maps.set_maglev_index(index, &bases);
                 }
                 Write::Service(of, entry) => {
                     let (port, proto, scope) = (of.port, of.proto, of.scope);

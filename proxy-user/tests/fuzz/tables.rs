@@ -195,15 +195,17 @@ pub fn service(scenario: &Scenario, service: &Service) -> Vec<Write> {
             })
             .collect();
         let index = maglev::index(service.id, is_local);
-        let previous = service.previous_endpoint(is_local).filter(|_| scenario.dsr.is_some()).map_or(
-            MaglevTable::default(),
-            |one| {
+        let previous: Vec<_> = service
+            .previous_endpoint(is_local)
+            .filter(|_| scenario.dsr.is_some())
+            .map(|one| {
                 let at = BackendAddress { address: one.addr.ip(), port: one.addr.port() };
                 let base = PREVIOUS + index * TABLE;
                 writes.push(Write::MaglevTable(base, packed(&[Member { at, weight: 1, id: one.id }])));
                 MaglevTable { base, words: 0, signature: 0 }
-            },
-        );
+            })
+            .into_iter()
+            .collect();
         // Every fourth Service has no table, although it could have one.
         if members.is_empty() || service.id % 4 == 3 {
             writes.push(Write::MaglevIndex(index, MaglevRow { previous, ..MaglevRow::default() }));

@@ -139,7 +139,7 @@ fn one_table_at_a_high_index_takes_few_pieces() {
     let mut fixture = fixture();
     fixture.trust_nothing();
     let row = MaglevRow::from(MaglevTable { base: 1, words: 5, signature: 7 });
-    fixture.reconciler.writer.applied.maglev.insert(100_000, row);
+    fixture.reconciler.writer.applied.maglev.insert(100_000, row.clone());
     fixture.contents_mut().maglev.insert(100_000, row);
     let (step, pieces) = finish(&mut fixture, 1024);
     assert_eq!(step, Step::Clean);

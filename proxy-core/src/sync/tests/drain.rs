@@ -1,4 +1,4 @@
-//! The previous Maglev table of a Service port, which gives connections a second chance.
+//! The previous Maglev tables of a Service port, which give connections another chance.
 
 use std::time::Duration;
 
@@ -8,8 +8,11 @@ use super::{Fixture, QuarantinePeriods, ROOMY};
 use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::maglev::length;
 use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
-use crate::store::{Capacity, Faults, MaglevRow};
+use crate::store::{Capacity, Faults, MaglevRow, MaglevTable, PREVIOUS};
 use crate::testing::generator::{frontend, service};
+
+/// Two tables are more than half of the words.
+const SCARCE: Capacity = Capacity { maglev: 500, ..ROOMY };
 
 /// Returns a Service with algorithm Maglev and this number of endpoints.
 fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
@@ -23,7 +26,7 @@ fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<Servi
 /// Returns the row of the only Service port with a table.
 fn row(fixture: &Fixture) -> MaglevRow {
     assert_eq!(fixture.contents().maglev.len(), 1);
-    *fixture.contents().maglev.values().next().unwrap()
+    fixture.contents().maglev.values().next().unwrap().clone()
 }
 
 fn serve(fixture: &mut Fixture, endpoints: u8) -> MaglevRow {
@@ -33,30 +36,48 @@ fn serve(fixture: &mut Fixture, endpoints: u8) -> MaglevRow {
 }
 
 #[test]
-fn the_first_of_several_stays_until_its_drain_period_is_over() {
+fn the_last_tables_stay_in_order_newest_first() {
     let mut fixture = Fixture::new(ROOMY);
-    let first = serve(&mut fixture, 2);
-    assert_eq!(first.previous.base, 0);
-    let second = serve(&mut fixture, 3);
-    assert_eq!(second.previous, first.current);
-    fixture.wait(QuarantinePeriods::default().table / 2);
-    let third = serve(&mut fixture, 4);
-    assert_eq!(third.previous, first.current, "most connections began by it");
-    assert_eq!(fixture.again(), 0);
-
-    fixture.wait(QuarantinePeriods::default().table / 2);
-    assert!(fixture.reconciler.wake().is_some_and(|at| at <= fixture.now));
-    fixture.again();
-    assert_eq!(row(&fixture), third.current.into());
-    // Their space is free after the quarantine: only one table is left.
+    let mut before = serve(&mut fixture, 2);
+    assert_eq!(before.previous, []);
+    for endpoints in 3..15 {
+        fixture.wait(QuarantinePeriods::default().table);
+        let row = serve(&mut fixture, endpoints);
+        let tables: Vec<_> = before.tables().take(PREVIOUS).copied().collect();
+        assert_eq!(row.previous, tables, "{endpoints}");
+        assert_eq!(fixture.again(), 0);
+        before = row;
+    }
+    assert_eq!(before.previous.len(), PREVIOUS);
+    // The same endpoints again: no table is there twice.
+    let again = serve(&mut fixture, 13);
+    assert_eq!(again.current, before.previous[0]);
+    assert_eq!(again.previous.len(), PREVIOUS);
+    assert!(!again.previous.contains(&again.current));
+    // The space of the others is free after the quarantine.
     fixture.wait(Duration::from_secs(2));
     fixture.again();
-    assert_eq!(fixture.reconciler.applied().tables.slots_used(), 1 + length(4));
-    let fourth = serve(&mut fixture, 5);
-    assert_eq!(fourth.previous, third.current, "a period of its own");
-    fixture.wait(QuarantinePeriods::default().table);
-    fixture.again();
-    assert_eq!(row(&fixture), fourth.current.into());
+    let used: u32 = again.tables().map(|table| table.words).sum();
+    assert_eq!(fixture.reconciler.applied().tables.slots_used(), 1 + used);
+}
+
+#[test]
+fn drain_period_ends_while_more_than_half_of_the_room_is_used() {
+    let period = QuarantinePeriods::default().table;
+    let words = length(2) + length(3) + length(4);
+    for (maglev, is_scarce) in [(2 * words + 2, false), (2 * words, true)] {
+        let mut fixture = Fixture::new(Capacity { maglev, ..ROOMY });
+        serve(&mut fixture, 2);
+        let second = serve(&mut fixture, 3);
+        fixture.wait(period / 2);
+        let third = serve(&mut fixture, 4);
+        assert_eq!(third.previous, [second.current, second.previous[0]]);
+        fixture.wait(period / 2);
+        assert!(!is_scarce || fixture.reconciler.wake().is_some_and(|at| at <= fixture.now));
+        fixture.again();
+        let left = if is_scarce { vec![second.current] } else { third.previous };
+        assert_eq!(row(&fixture), MaglevRow { current: third.current, previous: left });
+    }
 }
 
 #[test]
@@ -65,16 +86,17 @@ fn one_endpoint_had_no_table_and_gets_one_when_another_joins() {
     fixture.change([by_maglev("a", 1, 1)]);
     assert!(fixture.contents().maglev.is_empty());
     let row = serve(&mut fixture, 2);
-    assert_eq!((row.current.words, row.previous.words), (length(2), length(1)));
+    let words: Vec<_> = row.tables().map(|table| table.words).collect();
+    assert_eq!(words, [length(2), length(1)]);
     // A new Service has no previous table.
     fixture.change([by_maglev("b", 2, 2)]);
-    let new = fixture.contents().maglev.values().last().copied().unwrap();
-    assert_eq!(new, new.current.into());
+    let new = fixture.contents().maglev.values().last().unwrap();
+    assert_eq!(*new, new.current.into());
 }
 
 #[test]
 fn drain_period_continues_after_a_restart() {
-    let mut fixture = Fixture::new(ROOMY);
+    let mut fixture = Fixture::new(SCARCE);
     serve(&mut fixture, 2);
     let before = serve(&mut fixture, 3);
     let mut fixture = fixture.restarted();
@@ -87,15 +109,15 @@ fn drain_period_continues_after_a_restart() {
 
 #[test]
 fn a_new_table_that_needs_the_room_has_it() {
-    let capacity = Capacity { maglev: 1 + length(2) + length(3) + 10, ..ROOMY };
+    let capacity = Capacity { maglev: 1 + length(4) + length(3) + 10, ..ROOMY };
     let mut fixture = Fixture::new(capacity);
-    serve(&mut fixture, 2);
+    serve(&mut fixture, 4);
     let second = serve(&mut fixture, 3);
-    assert_ne!(second.previous.base, 0);
+    assert_eq!(second.previous.len(), 1);
     fixture.trust_nothing();
     // There is no space beside both tables, so the Service has no current table for a moment.
     fixture.change([by_maglev("a", 1, 2)]);
-    assert_eq!(row(&fixture), MaglevRow { previous: second.current, ..MaglevRow::default() });
+    assert_eq!(row(&fixture), second.replaced(MaglevTable::default()));
     for _ in 0..5 {
         fixture.wait(Duration::from_secs(5));
         fixture.again();
@@ -105,7 +127,7 @@ fn a_new_table_that_needs_the_room_has_it() {
 
 #[test]
 fn drain_period_ends_after_a_failed_write() {
-    let mut fixture = Fixture::new(ROOMY);
+    let mut fixture = Fixture::new(SCARCE);
     serve(&mut fixture, 2);
     let row_before = serve(&mut fixture, 3);
     fixture.wait(QuarantinePeriods::default().table);

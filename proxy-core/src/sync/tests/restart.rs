@@ -202,7 +202,8 @@ fn spoil(fixture: &mut Fixture, kind: u8, which: prop::sample::Index, noise: u32
         (17, ..) => {
             if let Some(mut table) = contents.maglev.first_entry() {
                 let row = table.get_mut();
-                let broken = if noise.is_multiple_of(2) { &mut row.current } else { &mut row.previous };
+                let broken = row.previous.first_mut().filter(|_| noise.is_multiple_of(2));
+                let broken = broken.unwrap_or(&mut row.current);
                 *broken = MaglevTable { words: 0, signature: 0, base: broken.base };
             }
         }

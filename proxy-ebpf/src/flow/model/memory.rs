@@ -350,11 +350,7 @@ impl<const SLOTS: u32> Services for Model<SLOTS> {
         None
     }
 
-    fn maglev_base(self, _index: u32) -> u32 {
-        0
-    }
-
-    fn maglev_previous(self, _index: u32) -> u32 {
+    fn maglev_base(self, _index: u32, _number: u32) -> u32 {
         0
     }
 

@@ -25,6 +25,7 @@ mod select;
 mod simulation;
 mod sockets;
 mod tunnel;
+mod tunnel_chain;
 mod tunnel_families;
 
 use std::vec::Vec;

@@ -176,15 +176,17 @@ fn arrives(maps: HostMaps<V4>, hops: u8, tag: u16, inner: &[u8]) -> (i32, Skb) {
 }
 
 #[test]
-fn a_packet_is_encapsulated_twice_at_most() {
+fn a_packet_is_encapsulated_four_times_at_most() {
     let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
     let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
     run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend, SYN));
     let inner = ip_packet::<V4>(client, frontend, DATA);
-    // The flow's endpoint is on another node: the outer time to live tells the next node that it is the second time.
-    let (verdict, skb) = arrives(maps, 64, tag_of(backend), &inner);
-    assert_eq!((verdict, ip(&skb)[8], ip(&skb)[9]), (REDIRECT, 255, PROTO_IPIP));
-    let (verdict, _) = arrives(maps, 250, tag_of(backend), &inner);
+    // The flow's endpoint is on another node: the outer time to live tells the next node how often it was encapsulated.
+    for (hops, next) in [(64, 160), (61, 160), (128, 160), (97, 160), (130, 192), (190, 224)] {
+        let (verdict, skb) = arrives(maps, hops, tag_of(backend), &inner);
+        assert_eq!((verdict, ip(&skb)[8], ip(&skb)[9]), (REDIRECT, next, PROTO_IPIP), "{hops}");
+    }
+    let (verdict, _) = arrives(maps, 220, tag_of(backend), &inner);
     assert_eq!((verdict, maps.count_of(Reason::TunnelNoEndpoint)), (DROP, 1));
     assert!(maps.flows().iter().all(|flow| flow.bits() == 0), "the flow has ended");
 
@@ -209,7 +211,7 @@ fn a_connection_of_another_node_has_a_second_chance() {
     add_endpoint(maps, 20, (other, 8080), PROTO_TCP);
     write_table(maps, 8, 7);
     write_table(maps, 16, 20);
-    maps.set_maglev_index(maglev::index(1, false), 8, 16);
+    maps.set_maglev_index(maglev::index(1, false), &[8, 16]);
     let entry = ServiceEntry { algorithm: Algorithm::Maglev as u8, ..dsr_service() };
     maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
     for (client_port, shape, endpoint, counted) in
@@ -236,7 +238,7 @@ fn a_connection_past_a_newcomer_survives_a_move() {
         maps.set_slots(30, &[7, OTHER, THIRD]);
         write_table(maps, 8, 7);
         write_table(maps, 16, OTHER);
-        maps.set_maglev_index(maglev::index(1, false), 8, 16);
+        maps.set_maglev_index(maglev::index(1, false), &[8, 16]);
         let (addr, port) = frontend::<V4>();
         let entry = ServiceEntry {
             algorithm: Algorithm::Maglev as u8,
@@ -290,7 +292,7 @@ fn connection_past_newcomer_avoids_terminating_endpoint() {
     maps.set_slots(30, &[7, 21]);
     write_table(maps, 8, 7);
     write_table(maps, 16, LEAVING);
-    maps.set_maglev_index(maglev::index(1, false), 8, 16);
+    maps.set_maglev_index(maglev::index(1, false), &[8, 16]);
     let (addr, port) = frontend::<V4>();
     let entry = ServiceEntry {
         id: 1,

@@ -1,6 +1,7 @@
 //! Array maps that are written without system calls: the agent maps the part that it needs into its memory, for as long as
 //! needed.
 
+use std::array;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
@@ -9,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
+use proxy_common::maglev::INDEX_WORDS;
 use proxy_core::store::{MaglevRow, MapError, Table, Write};
 
 /// The array maps that are written through memory.
@@ -51,10 +53,14 @@ impl Arrays {
 
     /// Reads the Maglev tables with these indexes.
     pub fn maglev(&self, range: Range<u32>) -> Result<BTreeMap<u32, MaglevRow>, MapError> {
-        read(&self.maglev_index, Table::Maglev, range, |array, range| {
-            let heads = array.map(range.clone())?;
-            let tables = |at: usize| heads.word64(at).map_or(0, |word| word.load(Ordering::Acquire));
-            let used: Vec<_> = range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != 0).collect();
+        let range = range.start..range.end.min(self.maglev_index.len() as u32 / INDEX_WORDS);
+        let words = range.start.saturating_mul(INDEX_WORDS)..range.end.saturating_mul(INDEX_WORDS);
+        read(&self.maglev_index, Table::Maglev, words, |array, words| {
+            let heads = array.map(words)?;
+            let word = |at: u32| heads.word64(at as usize).map_or(0, |word| word.load(Ordering::Acquire));
+            let tables = |at: u32| array::from_fn(|number| word(at * INDEX_WORDS + number as u32));
+            let used: Vec<_> =
+                range.map(|at| (at, tables(at))).filter(|(_, tables)| *tables != [0; _]).collect();
             if used.is_empty() {
                 return Ok(BTreeMap::new());
             }
@@ -70,8 +76,7 @@ impl Arrays {
                     }
                 }
             };
-            let rows =
-                used.into_iter().map(|(at, tables)| (at as u32, MaglevRow::read(tables, word))).collect();
+            let rows = used.into_iter().map(|(at, tables)| (at, MaglevRow::read(tables, word))).collect();
             failure.take().map_or(Ok(rows), Err)
         })
     }
@@ -104,11 +109,13 @@ impl Memory<'_> {
                 }
             }
             Write::MaglevIndex(index, row) => {
-                let range = elements(*index, 1);
-                let index = range.start;
-                let word = self.maglev_index.at(range)?.word64(index).ok_or_else(outside)?;
-                // `Release`: the words of the table were written before.
-                word.store(row.word(), Ordering::Release);
+                let range = elements(index.saturating_mul(INDEX_WORDS), INDEX_WORDS as usize);
+                let index = self.maglev_index.at(range.clone())?;
+                // The words of older tables first: a reader then misses none of those that stay. `Release`: the words of the
+                // table were written before.
+                for (at, word) in range.zip(row.words()).rev() {
+                    index.word64(at).ok_or_else(outside)?.store(word, Ordering::Release);
+                }
             }
             Write::PrefilterSet(word, mask) | Write::PrefilterClear(word, mask) => {
                 let range = elements(*word, 1);

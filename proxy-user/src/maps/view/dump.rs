@@ -16,6 +16,7 @@ use proxy_common::connections;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
 use proxy_common::latency::LatencyEntry;
+use proxy_common::maglev::base_in;
 use proxy_common::map_names as map;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
@@ -40,7 +41,7 @@ impl View {
             map::SLOTS => self.dump_words32(map::SLOTS, |id| json!({ "backend": id })),
             map::MAGLEV_INDEX => self.dump_words(
                 map::MAGLEV_INDEX,
-                |word| json!({ "table": word as u32, "previous": word >> 32 }),
+                |word| json!({ "newer": base_in(word, 0), "older": base_in(word, 1) }),
             ),
             map::MAGLEV => self.dump_words(map::MAGLEV, |word| json!({ "word": format!("{word:#018x}") })),
             map::TURNS => self.dump_array::<u64>(map::TURNS, |turns| json!({ "turns": turns })),

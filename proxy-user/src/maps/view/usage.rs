@@ -148,7 +148,7 @@ impl View {
 /// Returns the number of words of the Maglev tables to which the elements of `maglev_index` refer; Service ports with the same
 /// endpoints share a table. `word` returns a word of `maglev`.
 fn maglev_words(index: impl IntoIterator<Item = u64>, word: impl Fn(u32) -> Option<u64>) -> u32 {
-    let both = |tables| [maglev::current(tables), maglev::previous(tables)];
+    let both = |word| [0, 1].map(|number| maglev::base_in(word, number));
     let tables: BTreeSet<u32> = index.into_iter().flat_map(both).filter(|base| *base != 0).collect();
     let words = |base| {
         let (size, backends) = maglev::size_and_backends(word(base)?);
@@ -208,9 +208,9 @@ mod tests {
             900 => Some(u64::MAX),
             _ => None,
         };
-        let tables = maglev::tables;
+        let index_of = maglev::index_of;
         assert_eq!(maglev_words([0, 0], word), 0);
-        assert_eq!(maglev_words([tables(1, 0), tables(1, 0), 0], word), each);
-        assert_eq!(maglev_words([tables(1, 500), tables(900, 0), tables(9_999, 0)], word), 2 * each);
+        assert_eq!(maglev_words([index_of([1, 0]), index_of([1, 0]), 0], word), each);
+        assert_eq!(maglev_words([[1, 500], [900, 0], [9_999, 0]].map(index_of), word), 2 * each);
     }
 }
