@@ -291,8 +291,8 @@ fn second_chance(family: Family, harness: &mut Harness) {
     assert_eq!(comes_in(harness, &syn.bytes()).verdict, NEXT);
     assert_eq!(ends(&comes_in(harness, &ack.bytes()).packet).1, pods[0]);
     harness.forget_flows();
-    // Without a flow, the segment goes to the node of the old endpoint; the TTL 255 says that it had arrived encapsulated.
-    for (connections, bytes, hops) in [(1, ack.bytes(), 64), (2, sent(&ack, pods[0], 60), 255)] {
+    // Without a flow, the segment goes to the node of the old endpoint; the TTL tells how often it was encapsulated.
+    for (connections, bytes, hops) in [(1, ack.bytes(), 128), (2, sent(&ack, pods[0], 127), 160)] {
         for _ in 0..2 {
             let seen = comes_in(harness, &bytes);
             let counted = vec![(Reason::SecondChance, connections)];
@@ -302,12 +302,13 @@ fn second_chance(family: Family, harness: &mut Harness) {
         assert_eq!(tunnel_of(harness.flow(family).state), NUMBER);
         harness.forget_flows();
     }
-    // A packet that had its second chance on another node gets no further one, even if a flow leads to another node.
-    for has_flow in [false, true] {
+    // A packet that was encapsulated four times, or is of a connection that its first node knows, goes to no further node, even if
+    // a flow leads to another node.
+    for (has_flow, hops) in [(false, 220), (true, 220), (false, 60)] {
         if has_flow {
             assert_eq!(comes_in(harness, &ack.bytes()).verdict, REDIRECT);
         }
-        let seen = comes_in(harness, &sent(&ack, pods[0], 250));
+        let seen = comes_in(harness, &sent(&ack, pods[0], hops));
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
         harness.forget_flows();
     }
@@ -315,7 +316,7 @@ fn second_chance(family: Family, harness: &mut Harness) {
     harness.zero_reasons();
     // The old endpoint is here and was removed from the Service: it keeps its connections, but gets no new ones.
     old_and_new(harness, orig_dst, pods, [elsewhere, (BACKEND_LOCAL, BACKEND_GONE)]);
-    for hops in [60, 250] {
+    for hops in [60, 127, 220] {
         let seen = comes_in(harness, &sent(&ack, pods[1], hops));
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[1]));
         harness.forget_flows();

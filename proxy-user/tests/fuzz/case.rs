@@ -138,7 +138,7 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
         _ if scenario.dsr.is_none() => None,
         // The outer header of the earlier packet, or the same as from another node that got the packet from a third one.
         Some(sent) if is_again => taken_out(&sent.packet)
-            .map(|(outer, _)| if location & 0xc0 == 0xc0 { Outer { hops: 255, ..outer } } else { outer }),
+            .map(|(outer, _)| if location & 0xc0 == 0xc0 { Outer { hops: 224, ..outer } } else { outer }),
         Some(_) if kind >= 6 => None,
         _ => (kind % 2 == 1).then(|| outer(scenario, &packet, location, about)),
     };
@@ -179,7 +179,7 @@ fn outer(scenario: &Scenario, packet: &[u8], location: u8, about: u8) -> Outer {
         src: of(src),
         dst: of(dst),
         number: if is_wrong { !number } else { number },
-        hops: [64, 60, 255, 250][usize::from(about >> 6)],
+        hops: [60, 128, 190, 224][usize::from(about >> 6)],
     }
 }
 

@@ -7,9 +7,19 @@ use proxy_common::select::tunnel_tag;
 use crate::forge::{ETHERNET, octets, sum};
 use crate::model::parse::header_at;
 
-/// Time to live, or hop limit, of the outer header. `HOPS_AGAIN`: the packet arrived encapsulated.
-pub const HOPS: u8 = 64;
-pub const HOPS_AGAIN: u8 = 255;
+/// A packet is encapsulated this often at most.
+pub const MAX_HOPS: u8 = 4;
+
+/// Returns the time to live, or hop limit, of an outer header. `hops`: how often the packet was encapsulated, or 0 if the first node
+/// knows the connection from its first packet.
+pub const fn time_to_live(hops: u8) -> u8 {
+    [64, 128, 160, 192, 224][hops as usize]
+}
+
+/// Returns what [`time_to_live`] has written; routers may have decremented it by up to 31.
+pub const fn hops_of(time_to_live: u8) -> u8 {
+    time_to_live.saturating_sub(65) / 32
+}
 
 /// Returns the number by which another node knows an endpoint.
 pub fn number_of(endpoint: SocketAddr) -> u16 {

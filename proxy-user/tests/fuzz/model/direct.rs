@@ -71,6 +71,7 @@ impl Model {
             is_last: false,
             outside: false,
             is_tunnel: false,
+            hops: 0,
             has_client: true,
         });
         self.reach("a direct flow");
@@ -169,6 +170,7 @@ impl Model {
             is_last: false,
             outside: false,
             is_tunnel: false,
+            hops: 0,
             has_client: true,
         });
         let is_moved = source != segment.src;
@@ -224,6 +226,7 @@ impl Model {
             is_last: false,
             outside: false,
             is_tunnel: false,
+            hops: 0,
             has_client: true,
         });
         self.reach("a connection of the node's own");

@@ -40,7 +40,9 @@ impl Model {
         let flow = &self.flows[at];
         let (source, backend, is_snat) = (flow.source, flow.backend, flow.kind.is_snat());
         if flow.is_tunnel {
-            return self.encapsulate(met, segment, backend, came);
+            let is_sure = came.is_none() && (segment.opens() || !flow.is_guess());
+            let hops = if is_sure { 0 } else { came.map_or(0, |came| came.hops).max(flow.hops) + 1 };
+            return self.encapsulate(met, segment, backend, hops);
         }
         if is_snat {
             self.reach("a client's packet is forwarded");

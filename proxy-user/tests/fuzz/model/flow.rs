@@ -6,6 +6,7 @@ use super::parse::Segment;
 use super::rules::{WINDOW, timeout};
 use crate::forge::{ACK, FIN, RST, SYN};
 use crate::scenario::{Scenario, TCP, UDP};
+use crate::tunnel::MAX_HOPS;
 
 /// A tracked connection.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct Flow {
     pub outside: bool,
     /// Whether the client's packets are encapsulated to the endpoint's node, whose answers do not pass this node (DSR).
     pub is_tunnel: bool,
+    /// How often the first packet of such a flow was encapsulated before.
+    pub hops: u8,
     /// Whether the client's packets find the flow. If not, its source port is in quarantine.
     pub has_client: bool,
 }
@@ -284,6 +287,16 @@ impl Flow {
         }
         let stays = self.proto != UDP && self.state.replied && !is_syn;
         self.kind.is_direct() || stays || self.is_served(scenario)
+    }
+
+    /// Whether the flow did not begin with the first packet of its connection.
+    pub fn is_guess(&self) -> bool {
+        self.proto == TCP && !self.state.has_syn
+    }
+
+    /// Whether a packet that was encapsulated so often does not follow this flow to another node again.
+    pub fn has_returned(&self, hops: u8) -> bool {
+        self.is_tunnel && (hops >= MAX_HOPS || self.is_guess() && hops > self.hops)
     }
 
     /// Whether the endpoint is still one of the Service.

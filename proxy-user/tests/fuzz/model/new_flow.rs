@@ -198,9 +198,10 @@ impl Model {
             (true, false) => flow::Kind::Snat,
             (true, true) => flow::Kind::Local,
         };
+        let hops = if is_tunnel { self.hops_before(met, segment, service, endpoint, outside, came) } else { 0 };
         self.open(segment, service, endpoint, source, kind, outside);
         if let Some(flow) = self.flows.last_mut() {
-            flow.is_tunnel = is_tunnel;
+            (flow.is_tunnel, flow.hops) = (is_tunnel, hops);
             flow.is_watched &= !is_tunnel && came.is_none();
         }
         if is_second {
@@ -260,7 +261,7 @@ impl Model {
             self.expire(at);
             return None;
         }
-        if self.flows[at].is_tunnel && came.is_some_and(|came| came.again) {
+        if came.is_some_and(|came| self.flows[at].has_returned(came.hops)) {
             self.reach("a SYN that is not sent on again");
             self.expire(at);
             return None;
@@ -549,6 +550,7 @@ impl Model {
             is_last: self.is_retried,
             outside,
             is_tunnel: false,
+            hops: 0,
             has_client: true,
         });
     }

@@ -14,15 +14,29 @@ use super::{Met, Model, Must};
 use crate::forge::{ETHERNET, SYN};
 use crate::scenario::{Endpoint, Kind, Location, SCTP, Service, TCP, UDP, address};
 use crate::target::{Device, Hook};
-use crate::tunnel::{HOPS, HOPS_AGAIN, Outer, is_encapsulated, number_of};
+use crate::tunnel::{MAX_HOPS, Outer, hops_of, is_encapsulated, number_of, time_to_live};
 
 /// How an encapsulated packet arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came {
     /// The number of its endpoint.
     pub number: u16,
-    /// Whether the packet was encapsulated for the second time.
-    pub again: bool,
+    /// How often the packet was encapsulated.
+    pub hops: u8,
+    /// Whether the first node knows the connection from its first packet.
+    pub is_sure: bool,
+}
+
+impl Came {
+    fn new(number: u16, time_to_live: u8) -> Self {
+        let hops = hops_of(time_to_live);
+        Self { number, hops: hops.max(1), is_sure: hops == 0 }
+    }
+
+    /// Whether the packet goes to no further node.
+    fn is_settled(self) -> bool {
+        self.is_sure || self.hops >= MAX_HOPS
+    }
 }
 
 impl Model {
@@ -53,7 +67,7 @@ impl Model {
         frame.extend(if outer.proto == 41 { [0x86, 0xdd] } else { [0x08, 0x00] });
         frame.extend(&met.input[outer.l4..]);
         let (number, hops) = Outer::read(met.input);
-        let came = Came { number, again: hops > HOPS };
+        let came = Came::new(number, hops);
         Some(self.taken_out(met, &frame, came))
     }
 
@@ -107,7 +121,7 @@ impl Model {
             && let Some(at) = self.of_client(&segment)
         {
             let flow = &self.flows[at];
-            let goes_back = flow.is_tunnel && came.again;
+            let goes_back = flow.has_returned(came.hops);
             let service =
                 self.service_of_any_node(segment.dst, segment.proto).map_or(0, |service| service.id);
             if !goes_back
@@ -188,7 +202,7 @@ impl Model {
             .clone()
             .filter(|endpoint| is_it(&endpoint))
             .or_else(|| service.extent(is_local).filter(|endpoint| endpoint.serves).find(is_it).cloned());
-        if came.again {
+        if came.is_settled() {
             return current.map(|endpoint| (endpoint, false));
         }
         match (previous, current) {
@@ -214,6 +228,30 @@ impl Model {
             && self.scenario.is_dsr(service)
             && service.is_by_table(outside);
         may_have.then(|| service.previous_endpoint(is_local)).flatten().cloned()
+    }
+
+    /// Returns how often the first packet of a flow to another node was encapsulated before. The node of the oldest table's endpoint
+    /// keeps the packet, so the number is then the highest.
+    pub(super) fn hops_before(
+        &self,
+        met: &Met<'_>,
+        segment: &Segment,
+        service: &Service,
+        endpoint: &Endpoint,
+        outside: bool,
+        came: Option<Came>,
+    ) -> u8 {
+        let before = came.map_or(0, |came| came.hops);
+        let is_local = if came.is_some() { service.is_local_inside } else { service.is_local(outside) };
+        let previous = self.previous(service, segment, is_local, outside || came.is_some());
+        if previous.is_none_or(|previous| previous.id != endpoint.id) {
+            return before;
+        }
+        let is_next = came.is_none_or(|came| came.hops <= 1 || number_of(endpoint.addr) > came.number);
+        // Endpoints of the current table are left out, and the table's hash decides which one that is.
+        let may_be_current = service.extent(is_local).any(|other| other.id == endpoint.id);
+        let is_last = may_be_current && hops_of(Outer::read(&met.seen.packet).1) == MAX_HOPS;
+        if is_last || !is_next || !endpoint.serves { MAX_HOPS - 1 } else { before }
     }
 
     /// Whether a packet to that endpoint is encapsulated to the endpoint's node.
@@ -247,7 +285,7 @@ impl Model {
         met: &Met<'_>,
         segment: &Segment,
         endpoint: SocketAddr,
-        came: Option<Came>,
+        hops: u8,
     ) -> Must {
         let Some(is_v6) = self.scenario.dsr else { return Must::Drop };
         let (src, dst) = (address(is_v6, Location::Node), address(is_v6, Location::OtherNode));
@@ -263,8 +301,7 @@ impl Model {
             }
             return Must::Leave(answer(met.input, segment, Message::TooBig(room)));
         }
-        let hops = met.input[ETHERNET + if segment.src.is_ipv6() { 7 } else { 8 }];
-        if hops <= 1 {
+        if met.input[ETHERNET + if segment.src.is_ipv6() { 7 } else { 8 }] <= 1 {
             self.count(Reason::TtlExceeded, 0);
             if segment.l4.is_none() {
                 return Must::Drop;
@@ -272,10 +309,13 @@ impl Model {
             let node = address(segment.src.is_ipv6(), Location::Node);
             return Must::Leave(answer(met.input, segment, Message::TimeExceeded(node)));
         }
-        self.reach(if came.is_some() { "sent on to a third node" } else { "sent to the endpoint's node" });
+        self.reach(match hops {
+            0 => "sent to the endpoint's node",
+            MAX_HOPS => "sent to the last node",
+            _ => "sent to the node of an earlier endpoint",
+        });
         let inner = sent(Expected::new(met.input.to_vec()), route.macs);
-        let hops = if came.is_some() { HOPS_AGAIN } else { HOPS };
-        let outer = Outer { src, dst, number: number_of(endpoint), hops };
+        let outer = Outer { src, dst, number: number_of(endpoint), hops: time_to_live(hops) };
         Must::Leave(Expected {
             bytes: outer.around(&inner.bytes, segment.length()),
             ..inner.moved(outer.length())
