@@ -108,26 +108,11 @@ impl Follower {
         let mut policies = xfrm::Changes::new()?;
         // The first read covers what changed before the subscription.
         self.list().await?;
-        let (mut due, mut reading) = (Some(FactsToRead::ALL), None);
-        let now = Instant::now();
-        let (mut routes_read, mut unnotified_read, mut tables_read, mut pause) = (now, now, now, now);
-        // Reads take a fifth of the time at most: a router may have a million routes.
-        let (mut began, mut rests_until) = (now, now);
+        let (mut schedule, mut reading) = (Schedule::new(Instant::now()), None);
         loop {
             if reading.is_none()
-                && Instant::now() >= rests_until
-                && let Some(what) = due.take()
+                && let Some(what) = schedule.begin(Instant::now())
             {
-                began = Instant::now();
-                if what.routes {
-                    routes_read = Instant::now();
-                }
-                if what.unnotified {
-                    unnotified_read = Instant::now();
-                }
-                if what.large_tables {
-                    tables_read = Instant::now();
-                }
                 reading = Some(self.read(what));
             }
             tokio::select! {
@@ -146,19 +131,18 @@ impl Follower {
                         self.forget(&gone);
                         self.list().await?;
                         // The kernel sends no notification for routes that are removed together with their device or address.
-                        due = Some(FactsToRead { routes: true, ..due.unwrap_or_default() });
+                        schedule.due.get_or_insert_default().routes = true;
                     }
                 },
                 change = next_policy(&mut policies) => {
                     change?;
                     sleep(POLICY_DEBOUNCE).await;
                     while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
-                    due.get_or_insert_default();
+                    schedule.due.get_or_insert_default();
                 }
                 seen = done(&mut reading) => {
                     reading = None;
-                    rests_until = Instant::now() + 4 * began.elapsed();
-                    pause = Instant::now() + if self.is_doubtful() { RETRY } else { PERIOD };
+                    schedule.end(Instant::now(), self.is_doubtful());
                     let seen = seen?;
                     if seen != self.known {
                         self.known = seen;
@@ -170,18 +154,14 @@ impl Follower {
                     permit.send(Event::Host(self.known.clone()));
                     self.is_new = false;
                 }
-                () = sleep_until(rests_until), if reading.is_none() && due.is_some() => {}
-                // Notifications do not put off the read of what causes none.
-                () = sleep_until(pause.min(unnotified_read + PERIOD)), if reading.is_none() => {
+                () = sleep_until(schedule.next()), if reading.is_none() => {
                     if events.is_closed() {
                         return Ok(());
                     }
-                    self.list().await?;
-                    due = Some(FactsToRead {
-                        routes: routes_read.elapsed() >= ROUTES_PERIOD,
-                        unnotified: true,
-                        large_tables: tables_read.elapsed() >= ROUTES_PERIOD,
-                    });
+                    if schedule.due.is_none() {
+                        self.list().await?;
+                        schedule.period_is_over(Instant::now());
+                    }
                 }
             }
         }
@@ -220,6 +200,76 @@ impl Follower {
         let (facts, known) = (self.facts.clone(), self.known.clone());
         let host = Host { devices: self.seen_devices.present(), addresses: self.seen_addresses.present() };
         spawn_blocking(move || facts.read(&host, &known, what))
+    }
+}
+
+/// When the facts are read. Reads take a fifth of the time at most: a router may have a million routes.
+#[derive(Debug)]
+struct Schedule {
+    /// What the next read has to read.
+    due: Option<FactsToRead>,
+    /// When the last read began.
+    began: Instant,
+    /// Until then, no read begins.
+    rests_until: Instant,
+    /// When the next read begins without a notification.
+    pause: Instant,
+    routes_read: Instant,
+    unnotified_read: Instant,
+    tables_read: Instant,
+}
+
+impl Schedule {
+    const fn new(now: Instant) -> Self {
+        Self {
+            due: Some(FactsToRead::ALL),
+            began: now,
+            rests_until: now,
+            pause: now,
+            routes_read: now,
+            unnotified_read: now,
+            tables_read: now,
+        }
+    }
+
+    /// Returns what to read now, if a read begins.
+    fn begin(&mut self, now: Instant) -> Option<FactsToRead> {
+        let what = self.due.take_if(|_| now >= self.rests_until)?;
+        self.began = now;
+        for (is_read, at) in [
+            (what.routes, &mut self.routes_read),
+            (what.unnotified, &mut self.unnotified_read),
+            (what.large_tables, &mut self.tables_read),
+        ] {
+            if is_read {
+                *at = now;
+            }
+        }
+        Some(what)
+    }
+
+    /// Notes that the read is done. `is_doubtful`: devices or addresses may be gone, and are looked for again soon.
+    fn end(&mut self, now: Instant, is_doubtful: bool) {
+        self.rests_until = now + 4 * now.duration_since(self.began);
+        self.pause = now + if is_doubtful { RETRY } else { PERIOD };
+    }
+
+    /// Returns when something is to be done while no read runs: a read that waits, or one without a notification. Notifications do
+    /// not put off the read of what causes none.
+    fn next(&self) -> Instant {
+        match self.due {
+            Some(_) => self.rests_until,
+            None => self.pause.min(self.unnotified_read + PERIOD),
+        }
+    }
+
+    /// Notes that a read without a notification is to begin.
+    fn period_is_over(&mut self, now: Instant) {
+        self.due = Some(FactsToRead {
+            routes: now.duration_since(self.routes_read) >= ROUTES_PERIOD,
+            unnotified: true,
+            large_tables: now.duration_since(self.tables_read) >= ROUTES_PERIOD,
+        });
     }
 }
 

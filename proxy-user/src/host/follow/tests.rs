@@ -103,3 +103,22 @@ async fn what_differs_is_sent_although_the_receiver_is_slow() {
     let Some(Event::Host(sent)) = timeout(SOON, events.recv()).await.unwrap() else { panic!("no view") };
     assert_eq!((sent.netns_cookie, sent.devices.len()), (seen.netns_cookie, seen.devices.len()));
 }
+
+#[test]
+fn slow_read_is_followed_by_a_rest_without_a_wake_and_without_a_loss() {
+    let start = Instant::now();
+    let mut schedule = Schedule::new(start);
+    let at = |seconds| start + Duration::from_secs(seconds);
+    assert_eq!(schedule.begin(at(0)), Some(FactsToRead::ALL));
+    schedule.end(at(20), true);
+    // A default route changes during the rest.
+    schedule.due.get_or_insert_default().routes = true;
+    assert_eq!(schedule.begin(at(21)), None);
+    assert_eq!(schedule.next(), at(100), "although the periods of 1 s and 10 s are over");
+    assert_eq!(schedule.begin(at(100)), Some(FactsToRead { routes: true, ..FactsToRead::default() }));
+    schedule.end(at(101), false);
+    assert_eq!(schedule.next(), at(10), "what causes no notification is read again");
+    schedule.period_is_over(at(101));
+    assert_eq!(schedule.begin(at(104)), None);
+    assert_eq!(schedule.begin(at(105)), Some(FactsToRead { unnotified: true, ..FactsToRead::default() }));
+}
