@@ -112,7 +112,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
         let before = self.states.borrow().clone();
         let work = move || run_pass(&selection, &*hooks, before.as_ref(), &devices);
-        let after = spawn_blocking(work).await??;
+        let (after, unknown) = spawn_blocking(work).await?;
         let failed = after.iter().filter_map(|(ifindex, state)| Some((*ifindex, state.problem.clone()?)));
         let failed = failed.collect();
         self.states.send_if_modified(|states| {
@@ -120,18 +120,21 @@ impl<H: DeviceHooks> DeviceManager<H> {
             *states = Some(after);
             modified
         });
-        Ok(failed)
+        unknown.map_or(Ok(failed), Err)
     }
 }
 
-/// Makes one pass over all devices; returns the new state of the selected ones.
+/// Makes one pass over all devices; returns the new state of the selected ones, and why the kernel did not say what is attached.
 fn run_pass<H: DeviceHooks>(
     selection: &Selection,
     hooks: &H,
     before: Option<&BTreeMap<u32, DeviceState>>,
     devices: &Devices,
-) -> io::Result<BTreeMap<u32, DeviceState>> {
-    let found = hooks.look()?;
+) -> (BTreeMap<u32, DeviceState>, Option<io::Error>) {
+    let found = match hooks.look() {
+        Ok(found) => found,
+        Err(error) => return (unseen(selection, before, devices, &error), Some(error)),
+    };
     let Reconciled { states, all_detached, is_same } =
         reconcile(selection, hooks, H::attached(&found), before, devices);
     let found = if is_same { Ok(found) } else { hooks.look() };
@@ -140,7 +143,24 @@ fn run_pass<H: DeviceHooks>(
     if let Ok(found) = found {
         hooks.after_pass(devices, &found, is_complete, selection.left_out(devices).next().is_none());
     }
-    Ok(states)
+    (states, None)
+}
+
+/// Returns the states if nothing is known of the kernel's programs: new devices have none.
+fn unseen(
+    selection: &Selection,
+    before: Option<&BTreeMap<u32, DeviceState>>,
+    devices: &Devices,
+    error: &io::Error,
+) -> BTreeMap<u32, DeviceState> {
+    let state = |device: &Device| DeviceState {
+        name: device.name.clone(),
+        problem: Some(format!("cannot list the programs on network devices: {error}")),
+        is_bare: true,
+    };
+    let known = |device: &Device| before?.get(&device.ifindex).cloned();
+    let selected = devices.iter().filter(|device| selection.takes(device));
+    selected.map(|device| (device.ifindex, known(device).unwrap_or_else(|| state(device)))).collect()
 }
 
 /// What a pass did.
@@ -290,7 +310,7 @@ mod tests {
     ) -> BTreeMap<u32, DeviceState> {
         let list = || Ok(devices.iter().copied().map(device).collect());
         let devices = Seen::start(list).unwrap().present();
-        let states = run_pass(&Selection::default(), hooks, before, &devices).unwrap();
+        let states = run_pass(&Selection::default(), hooks, before, &devices).0;
         let has_problem = states.values().any(|state| state.problem.is_some());
         assert_eq!(*hooks.is_complete.lock().unwrap(), !has_problem);
         states
@@ -314,8 +334,11 @@ mod tests {
     async fn programs_that_cannot_be_read_change_nothing() {
         let hooks = Arc::new(Hooks::default());
         let (manager, states) = DeviceManager::new(Selection::default(), Arc::clone(&hooks));
-        let list = || Ok(vec![device(2)]);
-        let (_devices, receiver) = watch::channel(Seen::start(list).unwrap().present());
+        let list = |devices: &[u32]| {
+            let list = || Ok(devices.iter().copied().map(device).collect());
+            Seen::start(list).unwrap().present()
+        };
+        let (devices, receiver) = watch::channel(list(&[2]));
         let running = tokio::spawn(manager.run(receiver));
         while states.borrow().is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -327,6 +350,15 @@ mod tests {
         assert_eq!((states.borrow().clone(), hooks.calls.lock().unwrap().clone()), (before, calls));
         let looks = *hooks.looks.lock().unwrap();
         assert!((5..=10).contains(&looks), "the pause grows: {looks}");
+        // A new device has no programs.
+        devices.send_replace(list(&[2, 3]));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let states = states.borrow().clone().unwrap();
+        assert!(states[&2].problem.is_none() && states[&3].is_bare, "{states:?}");
+        assert!(
+            states[&3].problem.as_ref().is_some_and(|problem| problem.contains("cannot list")),
+            "{states:?}"
+        );
         running.abort();
     }
 
