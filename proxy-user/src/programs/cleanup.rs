@@ -130,13 +130,13 @@ fn work(
     // First the programs that translate, then the maps that they read.
     detach_hooks.before_detach();
     remove_links(&paths, &names, mode, is_shared, &mut pinned, &mut report);
-    if let Err(error) = remove_strays(&paths, cgroup, mode, &pinned, &mut report) {
-        // The directories of pins say what else there is on devices: the next call needs them.
-        report.left.push(error.to_string());
-        return Ok(report);
-    }
+    let strays = remove_strays(&paths, cgroup, mode, &pinned, &mut report);
     detach_hooks.after_detach();
-    remove_tree(&paths, mode, &mut report);
+    match strays {
+        Ok(()) => remove_tree(&paths, mode, &mut report),
+        // The directories of pins say what else there is on devices: the next call needs them.
+        Err(error) => report.left.push(error.to_string()),
+    }
     Ok(report)
 }
 
