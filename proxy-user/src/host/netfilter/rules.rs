@@ -280,9 +280,9 @@ fn rule(message: &Message) -> Option<Rule> {
     };
     let reads_source = |one: &&[u8]| {
         let number = |path| Some(u32::from_be_bytes(find_below(one, path)?.try_into().ok()?));
-        // A prefix of whole bytes loads only these. At 8, IPv4 has the TTL, which is one byte.
+        // A prefix of whole bytes loads only these, and one load may have both addresses. At 8, IPv4 has the TTL, which is one byte.
         let loads = || match (number(&PAYLOAD_OFFSET)?, number(&PAYLOAD_LENGTH)?) {
-            (12, length) => Some(length <= 4),
+            (12, _) => Some(true),
             (offset, length) => Some(offset == 8 && length > 1),
         };
         is(one, "payload") && number(&PAYLOAD_BASE) == Some(NETWORK_HEADER) && loads() == Some(true)
@@ -354,7 +354,13 @@ mod tests {
             let [base, offset, length] = [base, offset, length].map(u32::to_be_bytes);
             expressions::expression("payload", &[(1, &[0; 4]), (2, &base), (3, &offset), (4, &length)])
         };
-        assert!(of(&load(1, 12, 4)) && of(&load(1, 12, 3)) && of(&load(1, 8, 16)) && of(&load(1, 8, 8)));
+        assert!(
+            of(&load(1, 12, 4))
+                && of(&load(1, 12, 3))
+                && of(&load(1, 12, 8))
+                && of(&load(1, 8, 16))
+                && of(&load(1, 8, 8))
+        );
         for (what, base, offset, length) in
             [("destination", 1, 16, 4), ("IPv6 destination", 1, 24, 16), ("TTL", 1, 8, 1), ("TCP", 2, 12, 1)]
         {
