@@ -20,7 +20,7 @@ use crate::programs::{Capacities, PacketHook};
 use proxy_cli::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::ports::{LOCAL_PORTS, snat_ports};
-use proxy_core::model::settings::{FlowTimeouts, NodeSettings};
+use proxy_core::model::settings::{Conntrack, FlowTimeouts, GivenFlowTimeouts, NodeSettings};
 
 /// The port of the health server, as in kube-proxy.
 pub const HEALTHZ_PORT: u16 = 10_256;
@@ -123,7 +123,7 @@ impl RunConfig {
     /// and, unless they are given, the host's name and the ports that its kernel assigns to sockets; nothing else is
     /// read from the host.
     pub fn new(mut options: Options) -> Result<Self, ConfigError> {
-        let kube_proxy = merge::apply(&mut options)?;
+        let mut kube_proxy = merge::apply(&mut options)?;
         let Options {
             // These have been merged into the other options.
             config: _,
@@ -188,6 +188,9 @@ impl RunConfig {
             SnatPorts(snat_ports(&local, network.service_node_port_range.0))
         });
         let flow_timeouts = timeouts.over(FlowTimeouts::of_conntrack(&kube_proxy.conntrack));
+        if network.masquerade_external {
+            raise_to(&mut kube_proxy.netfilter, timeouts);
+        }
         let mut node = NodeSettings {
             socket_lb: paths.socket_lb,
             socket_drop: paths.socket_drop,
@@ -253,6 +256,24 @@ fn host_name() -> Result<String, ConfigError> {
     let text =
         std::fs::read_to_string(PATH).map_err(|source| ConfigError::HostName { path: PATH, source })?;
     node_name(&text).ok_or(ConfigError::NodeName(text))
+}
+
+/// Raises netfilter's timeouts to those that are given for flows: netfilter tracks the connections that it masquerades, and the
+/// shorter timeout would end them.
+fn raise_to(netfilter: &mut Conntrack, given: GivenFlowTimeouts) {
+    let default = FlowTimeouts::default();
+    for (timeout, given, default) in [
+        (&mut netfilter.tcp_established, given.tcp_established, default.tcp_established),
+        (&mut netfilter.tcp_close_wait, given.tcp_close_wait, default.tcp_close_wait),
+        (&mut netfilter.udp, given.udp, default.udp),
+        (&mut netfilter.udp_stream, given.udp_stream, default.udp_stream),
+    ] {
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let known = timeout.unwrap_or_else(|| seconds(default));
+        if let Some(given) = given.map(seconds).filter(|given| *given > known) {
+            *timeout = Some(given);
+        }
+    }
 }
 
 #[cfg(test)]

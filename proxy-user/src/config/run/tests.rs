@@ -181,6 +181,22 @@ fn the_effective_settings_are_json() {
 }
 
 #[test]
+fn longer_flow_timeout_raises_netfilters() {
+    let flags =
+        ["--flow-timeout-udp-stream=10m", "--flow-timeout-udp=5s", "--flow-timeout-tcp-established=48h"];
+    let of = |more: &[&str]| parse(&[&flags[..], more].concat()).unwrap().kube_proxy.netfilter;
+    let seconds = |timeout: Option<Duration>| timeout.map(|timeout| timeout.as_secs());
+    let raised = of(&[]);
+    assert_eq!((seconds(raised.udp), seconds(raised.udp_stream)), (None, Some(600)));
+    assert_eq!(seconds(raised.tcp_established), Some(48 * 3600));
+    let is_longer = of(&["--conntrack-udp-timeout-stream=20m"]);
+    assert_eq!(seconds(is_longer.udp_stream), Some(1200));
+    // Without masquerading, netfilter tracks no connection of a Service.
+    let without = of(&["--masquerade-external=false"]);
+    assert_eq!((seconds(without.udp_stream), seconds(without.tcp_established)), (None, Some(86_400)));
+}
+
+#[test]
 fn timeouts_of_flows_are_ours_then_kube_proxys_then_the_defaults() {
     let default = parse(&[]).unwrap().flow_timeouts;
     assert_eq!((default.tcp_established, default.udp, default.udp_stream), (86_400, 30, 120));
