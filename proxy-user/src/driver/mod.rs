@@ -235,7 +235,9 @@ impl<S: Store> Driver<S> {
         }
         let audit = self.next_piece.unwrap_or(self.next_audit);
         let next = match self.reconciler.wake() {
-            _ if !self.changed.is_empty() || self.earliest_sync.is_none() => self.earliest(Instant::now()),
+            _ if self.waiting_since.is_some() || self.earliest_sync.is_none() => {
+                self.earliest(Instant::now())
+            }
             Some(wake) => Instant::from_std(wake).max(self.earliest(Instant::now())),
             None => audit,
         };
