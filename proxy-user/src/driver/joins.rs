@@ -17,7 +17,7 @@ const LASTS: Duration = Duration::from_mins(2);
 #[derive(Debug)]
 pub(super) struct Joins {
     periods: BTreeMap<ServiceName, (Instant, Instant)>,
-    /// The times of `periods` at which Services are planned again, and earlier ones that have no effect.
+    /// The times of `periods` at which Services are planned again.
     changes: Schedule,
     /// Time until an endpoint that joins has its full share.
     slow_start: Duration,
@@ -47,7 +47,9 @@ impl Joins {
         });
         if has_joined {
             let period = (now + QUIET, now + QUIET + self.slow_start + LASTS);
-            self.periods.insert(name.clone(), period);
+            if let Some(before) = self.periods.insert(name.clone(), period) {
+                [before.0, before.1].into_iter().for_each(|at| self.changes.remove(at, name));
+            }
             [period.0, period.1].into_iter().for_each(|at| self.changes.add(at, name));
         }
         let moves = self.periods.get(name).is_some_and(|(begin, end)| *begin <= now && now < *end);

@@ -13,11 +13,12 @@ const PORT: u16 = 9;
 const LIMIT: Duration = Duration::from_millis(50);
 /// How long a family in which there was no answer is not asked again.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long an answer counts for its address: the ports of a Service are programmed together.
+/// How long an answer counts for all addresses of the family: it shows the path of the node, and the programs answer 50 datagrams at
+/// once, clients' included.
 const COUNTS: Duration = Duration::from_secs(1);
 
-/// The result of a question: its time, and the address if it was answered.
-type Answer = (Instant, Option<IpAddr>);
+/// The time of a question, and whether it was answered.
+type Answer = (Instant, bool);
 
 /// Asks the programs, by a datagram to a port that the Service does not have: they refuse it.
 #[derive(Debug, Default)]
@@ -27,19 +28,19 @@ pub struct NodePath {
 }
 
 impl NodePath {
-    /// Whether the programs have refused a datagram to this address of a Service. Blocks for at most 50 ms, once in ten seconds for
-    /// each family.
+    /// Whether the programs have refused a datagram to this address of a Service, or to another one within the last second. Blocks for
+    /// at most 50 ms, once in ten seconds for each family.
     pub fn is_translated(&mut self, address: IpAddr) -> bool {
         let [v4, v6] = &mut self.last;
         let last = if address.is_ipv4() { v4 } else { v6 };
         match *last {
-            Some((at, None)) if at.elapsed() < PAUSE => return false,
-            Some((at, Some(of))) if of == address && at.elapsed() < COUNTS => return true,
-            _ => {}
+            Some((at, answered)) if at.elapsed() < if answered { COUNTS } else { PAUSE } => answered,
+            _ => {
+                let is_refused = is_refused(address).unwrap_or_default();
+                *last = Some((Instant::now(), is_refused));
+                is_refused
+            }
         }
-        let is_refused = is_refused(address).unwrap_or_default();
-        *last = Some((Instant::now(), is_refused.then_some(address)));
-        is_refused
     }
 }
 
@@ -60,12 +61,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn family_without_answer_is_not_asked_again_at_once() {
+    fn family_is_asked_again_after_its_pause() {
         let silent = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
         let Ok(_socket) = UdpSocket::bind((silent, PORT)) else { return };
         let mut path = NodePath::default();
         let closed = IpAddr::V4(Ipv4Addr::LOCALHOST);
         assert!(path.is_translated(closed), "a closed port refuses");
+        assert!(path.is_translated(silent), "the answer counts for all addresses");
+        path.last[0] = Instant::now().checked_sub(COUNTS).map(|at| (at, true));
         assert!(!path.is_translated(silent));
         assert!(!path.is_translated(closed), "it is not asked");
     }
