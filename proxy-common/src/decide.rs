@@ -59,6 +59,14 @@ pub fn frontend<A: Address>(
     (entry.kind != ServiceEntry::NONE.kind).then_some(entry)
 }
 
+/// Returns 127.0.0.1 for 0.0.0.0; any other address as it is.
+#[inline(always)]
+pub fn loopback_of_zero<A: Address>(addr: &A) -> A {
+    let [first, ..] = addr.words();
+    let is_zero = size_of::<A>() == size_of::<u32>() && first == 0;
+    if is_zero { A::from_words([u32::from_ne_bytes([127, 0, 0, 1]), 0, 0, 0]) } else { *addr }
+}
+
 /// Returns the address in `node_addrs` that stands for an address of the node: 127.0.0.1 for all of 127.0.0.0/8, which the
 /// kernel has as one local route.
 #[inline(always)]

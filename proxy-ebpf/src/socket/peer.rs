@@ -5,7 +5,7 @@ use proxy_common::reason::Reason;
 use proxy_common::select::{is_by_latency, is_by_load};
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TIMED, TO_FRONTEND, USED_WITHIN};
-use proxy_common::{Address, Family};
+use proxy_common::{Address, Family, decide};
 
 use crate::env::{OpenConnections, Sockets, Words};
 use crate::header::same;
@@ -25,10 +25,11 @@ pub struct OrigDst<A> {
     pub proto: u8,
 }
 
-/// Returns the address of a call.
+/// Returns the address of a call. The kernel connects to 127.0.0.1 instead of 0.0.0.0 (`ip_route_output_key`), where the node's node
+/// ports may answer.
 #[inline(always)]
 pub fn orig_dst<S: Sockaddr>(call: &S) -> OrigDst<<S::Family as Family>::Words> {
-    OrigDst { addr: call.addr(), port: call.port(), proto: call.proto() }
+    OrigDst { addr: decide::loopback_of_zero(&call.addr()), port: call.port(), proto: call.proto() }
 }
 
 /// Returns the number of the family in a [`SocketStorage`].

@@ -123,6 +123,19 @@ fn connect_to_a_node_port_on_any_loopback_address_is_translated() {
     assert_eq!(seen(maps, &socket, backend::<V4>()), (loopback(9), NODE_PORT));
 }
 
+#[test]
+fn connect_of_the_node_to_a_node_port_at_0_0_0_0_is_one_to_127_0_0_1() {
+    let maps = socket_maps::<V4>();
+    let (zero, loopback) = ([0], [u32::from_ne_bytes([127, 0, 0, 1])]);
+    maps.add_node_addr(loopback, NODE_ADDR_OWN | NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK);
+    add_node_port(maps, &[loopback]);
+    let of_node = socket(maps, NODE, PROTO_TCP);
+    assert_eq!(connect(maps, &of_node, (zero, NODE_PORT)), Ok(backend::<V4>()));
+    assert_eq!(seen(maps, &of_node, backend::<V4>()), (loopback, NODE_PORT));
+    let of_pod = socket(maps, POD_A, PROTO_TCP);
+    assert_eq!(connect(maps, &of_pod, (zero, NODE_PORT)), Ok((zero, NODE_PORT)), "the pod's own loopback");
+}
+
 fn load_balancer<F: Net>() {
     let maps = socket_maps::<F>();
     let address = (F::addr(120), 80);
