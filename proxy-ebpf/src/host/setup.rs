@@ -124,6 +124,13 @@ impl<F: Family> HostMaps<F> {
         }
     }
 
+    /// Changes the state of a backend.
+    pub fn set_backend_state(self, id: u32, state: u8) {
+        if let Some(backend) = at!(self, backends).get_mut(id as usize) {
+            backend.state = state;
+        }
+    }
+
     /// Writes a backend, and its bit of `prefilter`. If the id is beyond the array, only sets the bit.
     pub fn set_backend(self, id: u32, backend: BackendEntry<F::Words>) {
         self.set_bit(position(Role::Backend, &backend.addr, backend.port, backend.proto));

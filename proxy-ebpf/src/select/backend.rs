@@ -99,8 +99,9 @@ const fn is_looked_for(tunnelled: u32) -> bool {
 const LAST: u32 = 1 << 31;
 
 /// Returns another backend for a packet in the middle of a connection, if the backend `id` (0: none) is on this node, although
-/// this node has no flow of the connection: it may have begun by a previous Maglev table. The nodes of these tables' backends
-/// get the packet in the order of the backends' tags. The packet has the tag of the last one, so nodes whose tables differ do
+/// this node has no flow of the connection: it may have begun by another Maglev table. If the first node has followed a flow to
+/// another backend, that of the current table gets the packet next. Then the nodes of the previous tables' backends get it, in the
+/// order of the backends' tags. The packet has the tag of the last one, so nodes whose tables differ do
 /// not send it in a circle. Removed backends are left out, since their nodes may be gone. If no node has the flow, the backend
 /// of the oldest table gets the packet, with [`LAST`]: most connections without a flow began before the changes.
 #[inline(always)]
@@ -118,9 +119,13 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
     }
     let selector = selector(service.algorithm, &ctx.packet.key, 0);
     let current = maps.table_id(service, 0, selector);
-    // The first node's own choice comes before all others, whatever its tag.
-    let begins = encapsulated(ctx.tunnelled) <= 1;
-    let from = if begins { 0 } else { (ctx.tunnelled & 0xffff) + 1 };
+    let (hops, came_by) = (encapsulated(ctx.tunnelled), ctx.tunnelled & 0xffff);
+    let current_tag = maps.chance(service, current, 0);
+    if hops == 1 && current_tag < TUNNELLED && current_tag != came_by {
+        return current;
+    }
+    // The choice of the current table comes before all others, whatever its tag.
+    let from = if hops <= 1 || id == current { 0 } else { came_by + 1 };
     let (mut best, mut best_tag, mut oldest) = (0, TUNNELLED, 0);
     let mut number = 1;
     while number < maglev::TABLES {

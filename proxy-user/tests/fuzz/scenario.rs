@@ -329,10 +329,15 @@ impl Service {
         outside && self.id.is_multiple_of(2) || (3..=5).contains(&(self.id % 11))
     }
 
-    /// Returns the only endpoint in the previous table of a policy. Every fourth Service has none.
+    /// Returns the only endpoint in the previous table of a policy.
     pub fn previous_endpoint(&self, is_local: bool) -> Option<&Endpoint> {
-        let previous = self.previous.and_then(|at| self.endpoints.get(at)).filter(|_| self.id % 4 != 3);
+        let previous = self.previous.and_then(|at| self.endpoints.get(at)).filter(|_| self.has_table());
         previous.filter(|endpoint| endpoint.is_local || !is_local)
+    }
+
+    /// Whether the Service has tables, if it has endpoints. Every fourth Service has none.
+    pub fn has_table(&self) -> bool {
+        self.id % 4 != 3
     }
 
     /// Whether clients outside have an entry of their own.

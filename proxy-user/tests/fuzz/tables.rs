@@ -207,7 +207,7 @@ pub fn service(scenario: &Scenario, service: &Service) -> Vec<Write> {
             .into_iter()
             .collect();
         // Every fourth Service has no table, although it could have one.
-        if members.is_empty() || service.id % 4 == 3 {
+        if members.is_empty() || !service.has_table() {
             writes.push(Write::MaglevIndex(index, MaglevRow { previous, ..MaglevRow::default() }));
         } else {
             let words = packed(&members);

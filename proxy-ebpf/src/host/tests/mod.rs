@@ -26,6 +26,7 @@ mod simulation;
 mod sockets;
 mod tunnel;
 mod tunnel_chain;
+mod tunnel_churn;
 mod tunnel_families;
 
 use std::vec::Vec;

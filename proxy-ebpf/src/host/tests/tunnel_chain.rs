@@ -15,9 +15,9 @@ use super::*;
 use crate::context::{MAX_HOPS, Packet};
 
 /// Each node has one endpoint.
-const NODES: usize = 6;
+pub(super) const NODES: usize = 6;
 /// Entries of a table.
-const ENTRIES: usize = 64;
+pub(super) const ENTRIES: usize = 64;
 /// Id of the first node's endpoint.
 const FIRST_ID: u32 = 20;
 /// First word of the newest table.
@@ -32,9 +32,9 @@ fn endpoint(node: usize) -> End<V4> {
 }
 
 /// An endpoint, by the number of its node, for each entry.
-type Table = [u8; ENTRIES];
+pub(super) type Table = [u8; ENTRIES];
 
-struct Cluster {
+pub(super) struct Cluster {
     nodes: [HostMaps<V4>; NODES],
     v6: HostMaps<V6>,
     /// The newest first.
@@ -42,14 +42,16 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(table: Table) -> Self {
+    pub(super) fn new(table: Table) -> Self {
         let cluster =
             Self { nodes: std::array::from_fn(node_of), v6: HostMaps::<V6>::leak(), tables: Vec::new() };
         cluster.changed_to(table)
     }
 
     /// Writes a new table on all nodes.
-    fn changed_to(mut self, table: Table) -> Self {
+    pub(super) fn changed_to(mut self, table: Table) -> Self {
+        // A table that becomes the current one again is no previous one.
+        self.tables.retain(|before| *before != table);
         self.tables.insert(0, table);
         self.tables.truncate(maglev::TABLES as usize);
         for maps in self.nodes {
@@ -70,12 +72,12 @@ impl Cluster {
     }
 
     /// Removes all flows of a node.
-    fn wipe(&self, node: usize) {
+    pub(super) fn wipe(&self, node: usize) {
         self.nodes[node].set_config(*self.nodes[node].config().unwrap());
     }
 
     /// Sends a client's packet to this node; returns the node whose endpoint gets it, and how often it was encapsulated.
-    fn send(&self, first: usize, client: End<V4>, shape: Shape) -> (Option<usize>, u32) {
+    pub(super) fn send(&self, first: usize, client: End<V4>, shape: Shape) -> (Option<usize>, u32) {
         let (mut node, mut bytes) = (first, packet::<V4>(client, frontend::<V4>(), shape));
         for hops in 0.. {
             let frame = HostPacket::new(&bytes).edit(|skb| {
@@ -97,8 +99,28 @@ impl Cluster {
         unreachable!()
     }
 
+    /// Whether the endpoint of a node belongs to the Service.
+    pub(super) fn set_serving(&self, node: usize, serves: bool) {
+        for maps in self.nodes {
+            maps.set_backend_state(
+                FIRST_ID + node as u32,
+                if serves { BACKEND_ACTIVE } else { BACKEND_GONE },
+            );
+        }
+    }
+
+    /// Begins again, with this table, and without flows.
+    pub(super) fn begin(mut self, table: Table) -> Self {
+        self.tables.clear();
+        (0..NODES).for_each(|node| {
+            self.wipe(node);
+            self.set_serving(node, true);
+        });
+        self.changed_to(table)
+    }
+
     /// Returns the nodes of the tables' endpoints for this client, in the order in which they get a packet if none has a flow.
-    fn order(&self, client: End<V4>) -> Vec<usize> {
+    pub(super) fn order(&self, client: End<V4>) -> Vec<usize> {
         let (addr, port) = frontend::<V4>();
         let (src, src_port) = client;
         let key = FlowKey { src, src_port, dst: addr, dst_port: port, proto: PROTO_TCP, ..Packet::EMPTY.key };

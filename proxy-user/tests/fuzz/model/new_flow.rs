@@ -198,7 +198,8 @@ impl Model {
             (true, false) => flow::Kind::Snat,
             (true, true) => flow::Kind::Local,
         };
-        let hops = if is_tunnel { self.hops_before(met, segment, service, endpoint, outside, came) } else { 0 };
+        let hops =
+            if is_tunnel { self.hops_before(met, segment, service, endpoint, outside, came) } else { 0 };
         self.open(segment, service, endpoint, source, kind, outside);
         if let Some(flow) = self.flows.last_mut() {
             (flow.is_tunnel, flow.hops) = (is_tunnel, hops);

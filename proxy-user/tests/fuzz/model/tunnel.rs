@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::reason::Reason;
 
 use super::answer::{Message, answer};
-use super::new_flow::{Origin, is_link_local};
+use super::new_flow::{Origin, choice, is_link_local};
 use super::parse::{Header, Parsed, Segment, header_in, parse};
 use super::rewrite::{Expected, sent};
 use super::route::route;
@@ -158,7 +158,7 @@ impl Model {
             return Ok(must);
         }
         let is_local = service.is_local_inside;
-        let choice = self.of_number(service, segment, is_local, came);
+        let choice = self.of_number(met, service, segment, is_local, came);
         let is_snat = |model: &Self, endpoint: &Endpoint| {
             model.is_snat(service, endpoint, client, origin)
                 && !model.is_encapsulated_to(service, endpoint, segment, origin, outside)
@@ -190,6 +190,7 @@ impl Model {
     /// Returns the endpoint with another node's number, and whether it was selected by the second chance.
     fn of_number(
         &mut self,
+        met: &mut Met<'_>,
         service: &Service,
         segment: &Segment,
         is_local: bool,
@@ -202,6 +203,20 @@ impl Model {
             .clone()
             .filter(|endpoint| is_it(&endpoint))
             .or_else(|| service.extent(is_local).filter(|endpoint| endpoint.serves).find(is_it).cloned());
+        // The current table is that of the endpoints in the slots, whose hash the model does not have.
+        if came.hops == 1
+            && !came.is_settled()
+            && service.has_table()
+            && self.has_second_chance(service, segment, true)
+            && let Some((chosen, _)) = choice(met, segment)
+            && let Some(endpoint) = service.extent(is_local).find(|endpoint| endpoint.addr == chosen)
+            && endpoint.serves
+            && endpoint.has_tunnel
+            && !endpoint.is_local
+            && number_of(endpoint.addr) != came.number
+        {
+            return Some((endpoint.clone(), true));
+        }
         if came.is_settled() {
             return current.map(|endpoint| (endpoint, false));
         }
@@ -223,11 +238,16 @@ impl Model {
         is_local: bool,
         outside: bool,
     ) -> Option<Endpoint> {
-        let may_have = segment.proto == TCP
+        let may_have = self.has_second_chance(service, segment, outside);
+        may_have.then(|| service.previous_endpoint(is_local)).flatten().cloned()
+    }
+
+    /// Whether a segment without a flow may belong to a connection whose flow another node has.
+    fn has_second_chance(&self, service: &Service, segment: &Segment, outside: bool) -> bool {
+        segment.proto == TCP
             && segment.flags & SYN == 0
             && self.scenario.is_dsr(service)
-            && service.is_by_table(outside);
-        may_have.then(|| service.previous_endpoint(is_local)).flatten().cloned()
+            && service.is_by_table(outside)
     }
 
     /// Returns how often the first packet of a flow to another node was encapsulated before. The node of the oldest table's endpoint
@@ -247,11 +267,18 @@ impl Model {
         if previous.is_none_or(|previous| previous.id != endpoint.id) {
             return before;
         }
+        let last = MAX_HOPS - 1;
+        let is_seen = |hops| hops_of(Outer::read(&met.seen.packet).1) == hops + 1;
+        // The endpoint of the current table is not asked twice, and from its own node the search begins anew. The table's hash
+        // decides which endpoint that is.
+        let may_be_current = service.has_table()
+            && service.extent(is_local).any(|other| other.id == endpoint.id || other.is_local);
         let is_next = came.is_none_or(|came| came.hops <= 1 || number_of(endpoint.addr) > came.number);
-        // Endpoints of the current table are left out, and the table's hash decides which one that is.
-        let may_be_current = service.extent(is_local).any(|other| other.id == endpoint.id);
-        let is_last = may_be_current && hops_of(Outer::read(&met.seen.packet).1) == MAX_HOPS;
-        if is_last || !is_next || !endpoint.serves { MAX_HOPS - 1 } else { before }
+        match endpoint.serves {
+            true if may_be_current && is_seen(last) => last,
+            true if is_next || may_be_current && is_seen(before) => before,
+            _ => last,
+        }
     }
 
     /// Whether a packet to that endpoint is encapsulated to the endpoint's node.

@@ -62,6 +62,10 @@ pub const CASES: &[NodesCase] = &[
         name: "dsr::connections_survive_a_move_while_endpoints_change_and_a_node_dies",
         run: || with(Wish::default(), second_chance),
     },
+    NodesCase {
+        name: "dsr::connections_survive_moves_changes_and_lost_flows_in_turn",
+        run: || with(Wish::default(), churn),
+    },
 ];
 
 /// Number of long connections of each family in the cases that lose the first node.
@@ -342,6 +346,24 @@ fn second_chance(nodes: &mut Nodes) -> Result<()> {
     lives(nodes, "through node 2, with a node less and no flows")?;
     lead(nodes, 3)?;
     lives(nodes, "through node 3")
+}
+
+/// Again and again, an endpoint joins or leaves, the address moves, and a node loses all its flows. The endpoints of the
+/// connections stay, on the other nodes.
+fn churn(nodes: &mut Nodes) -> Result<()> {
+    const CHANGES: [(&[(u8, u8)], usize); 4] =
+        [(&[(1, 2)], 3), (&[(1, 2), (2, 3)], 4), (&[(2, 3)], 3), (&[], 2)];
+    hold(nodes)?;
+    let rounds = CHANGES.into_iter().cycle().take(10).enumerate();
+    for ((round, (more, count)), first) in rounds.zip([2, 3, 1].into_iter().cycle()) {
+        change(nodes, more, count)?;
+        lead(nodes, first)?;
+        if round % 3 == 2 {
+            nodes.all[0].forget_flows()?;
+        }
+        lives(nodes, &format!("round {round}, through node {first}"))?;
+    }
+    Ok(())
 }
 
 /// Makes all nodes serve with these additional endpoints, and waits until each node has `count` endpoints in each family.
