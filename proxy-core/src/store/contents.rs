@@ -35,7 +35,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Leaves out the entries that these writes remove.
+    /// Leaves out the entries that these writes remove. Ranges stay: the mirror has invalid ones, too.
     pub fn leave_out(&mut self, removals: &[Write]) {
         for removal in removals {
             match removal {
@@ -47,9 +47,6 @@ impl Contents {
                 }
                 Write::NoName(id) => {
                     self.names.remove(id);
-                }
-                Write::NoSourceRange(id, range) => {
-                    self.source_ranges.remove(&(*id, *range));
                 }
                 _ => {}
             }

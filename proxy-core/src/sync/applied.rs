@@ -69,6 +69,8 @@ pub struct Applied {
     pub maglev: BTreeMap<u32, MaglevRow>,
     /// The drain periods of the previous tables.
     pub(super) drains: Drains,
+    /// Since when there was no room for the table of these indexes.
+    pub(super) outdated: BTreeMap<u32, Instant>,
     /// The allocator of the words of `maglev`. It identifies a table by the two halves of its signature.
     pub tables: ExtentAllocator,
     /// Ids of Service ports.
@@ -104,6 +106,7 @@ impl Applied {
             extents: ExtentAllocator::new(capacity.slots, quarantine.extent),
             maglev: BTreeMap::new(),
             drains: Drains::new(quarantine.table),
+            outdated: BTreeMap::new(),
             tables: tables(capacity.maglev, quarantine.extent),
             ports: IdAllocator::new(capacity.services, quarantine.id),
             endpoints: IdAllocator::new(capacity.backends, quarantine.id),
@@ -128,11 +131,7 @@ impl Applied {
 
     /// Returns the time at which a sync removes previous tables, even if nothing changes.
     pub fn next_drained(&self) -> Option<Instant> {
-        let hold = match self.drains.ended {
-            true => Duration::ZERO,
-            false if self.tables.is_half_full() => self.drains.hold,
-            false => return None,
-        };
+        let hold = self.drains.hold(self.tables.is_half_full());
         self.drains.since.values().min().map(|since| *since + hold)
     }
 
@@ -316,6 +315,10 @@ pub(super) const fn is_address(key: &FrontendKey) -> bool {
     key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
 }
 
+/// A previous table stays no longer than an idle TCP flow (`nf_conntrack_tcp_timeout_established` of kube-proxy): a connection without
+/// a flow would otherwise be sent to an endpoint of tables that are older than the connection.
+pub(super) const LONGEST: Duration = Duration::from_hours(24);
+
 /// The drain periods of the previous tables.
 #[derive(Clone, Debug)]
 pub(super) struct Drains {
@@ -331,6 +334,15 @@ impl Drains {
         Self { since: BTreeMap::new(), hold, ended: false }
     }
 
+    /// Returns how long a table stays.
+    const fn hold(&self, is_scarce: bool) -> Duration {
+        match (self.ended, is_scarce) {
+            (true, _) => Duration::ZERO,
+            (false, true) => self.hold,
+            (false, false) => LONGEST,
+        }
+    }
+
     /// Notes that the previous tables of this index have changed from `old` to `new`.
     fn change(&mut self, index: u32, old: &[MaglevTable], new: &[MaglevTable], now: Instant) {
         for table in old.iter().filter(|table| !new.contains(table)) {
@@ -342,15 +354,34 @@ impl Drains {
         self.ended &= !self.since.is_empty();
     }
 
-    /// Ends all drain periods with the next sync.
-    pub(super) const fn end_all(&mut self) {
-        self.ended = true;
+    /// Ends all drain periods with the next sync. `begins`: one begins in this sync.
+    pub(super) fn end_all(&mut self, begins: bool) {
+        self.ended = begins || !self.since.is_empty();
     }
 
-    /// Returns the indexes and first words of the tables that leave: those whose drain period is over, if the map is more
-    /// than half full (`is_scarce`), or all.
+    /// Returns the indexes and first words of the tables that leave: those whose drain period is over, or all. `is_scarce`: whether
+    /// the map is more than half full.
     pub(super) fn over(&self, is_scarce: bool, now: Instant) -> BTreeSet<(u32, u32)> {
-        let is_over = |since: Instant| self.ended || is_scarce && since + self.hold <= now;
+        let hold = self.hold(is_scarce);
+        let is_over = |since: Instant| since + hold <= now;
         self.since.iter().filter(|(_, since)| is_over(**since)).map(|(table, _)| *table).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_all_drain_periods_concerns_no_later_table() {
+        let (now, hold) = (Instant::now(), Duration::from_secs(600));
+        let table = MaglevTable { base: 7, words: 9, signature: 1 };
+        let mut drains = Drains::new(hold);
+        // No table is there to leave.
+        drains.end_all(false);
+        drains.change(3, &[], &[table], now);
+        assert!(drains.over(true, now).is_empty());
+        drains.end_all(false);
+        assert_eq!(drains.over(true, now), [(3, 7)].into());
     }
 }

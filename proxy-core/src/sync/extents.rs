@@ -96,9 +96,9 @@ impl ExtentAllocator {
         self.used.get(&base).filter(|extent| extent.len == len).map(|extent| &*extent.ids)
     }
 
-    /// Returns every extent: (Service port, length), those in quarantine included.
-    pub fn sizes(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.used.values().map(|extent| (extent.service, extent.len))
+    /// Returns every extent: (first slot, Service port, length), those in quarantine included.
+    pub fn sizes(&self) -> impl Iterator<Item = (u32, u32, u32)> {
+        self.used.iter().map(|(base, extent)| (*base, extent.service, extent.len))
     }
 
     /// Returns every written extent: (first slot, ids).

@@ -109,6 +109,16 @@ pub enum SyncError {
     /// There are more endpoints than ids. Endpoints that have an id are served.
     #[error("all {} ids of endpoints are in use; raise --max-backends", .0.limit)]
     Backends(Exhausted),
+    /// The last ids are for namespaces that use fewer, and some are free again when those of removed endpoints are.
+    #[error(
+        "{used} of {limit} ids of endpoints are in use, and the last ones are for namespaces with fewer endpoints; raise --max-backends"
+    )]
+    ReservedBackends {
+        /// The ids in use, those of removed endpoints included.
+        used: usize,
+        /// The number of ids.
+        limit: u32,
+    },
     /// No free range of `slots` is long enough.
     #[error("no room for {} slots: {} are free, the longest free range has {}; raise --max-slots", .0.wanted, .0.free, .0.longest)]
     Slots(NoRoom),

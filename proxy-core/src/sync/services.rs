@@ -376,10 +376,12 @@ impl Services {
         for (at, facts) in by_need(plan).take(most) {
             let is_new = applied.endpoints.get(&(id, *at)).is_none();
             let is_allowed = !is_new || reserve.allows(applied, &capacity, Resource::Backends, port, 1);
+            let endpoints = &mut applied.endpoints;
             let acquired = if is_allowed {
-                applied.endpoints.acquire(&(id, *at))
+                endpoints.acquire(&(id, *at)).map_err(SyncError::Backends)
             } else {
-                Err(applied.endpoints.exhausted())
+                let (used, limit) = (endpoints.used(), endpoints.exhausted().limit);
+                Err(SyncError::ReservedBackends { used, limit })
             };
             match acquired {
                 Ok(backend) => {
@@ -390,8 +392,8 @@ impl Services {
                     rows.push((backend, backend_row(id, port, at, facts, tunnel.unwrap_or(0))));
                 }
                 // Endpoints that have an id are served; the problem stays until all endpoints have one.
-                Err(exhausted) => {
-                    job.cause.get_or_insert(SyncError::Backends(exhausted));
+                Err(cause) => {
+                    job.cause.get_or_insert(cause);
                 }
             }
         }

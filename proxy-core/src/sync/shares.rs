@@ -448,21 +448,28 @@ impl Use {
         match resource {
             Resource::Ports => names.keys().for_each(|id| add(*id, 1)),
             Resource::Backends => applied.endpoints.iter().for_each(|((port, _), _)| add(port, 1)),
-            Resource::Slots => applied.extents.sizes().for_each(|(port, len)| add(port, len)),
-            Resource::Maglev => applied.tables.sizes().for_each(|(port, len)| add(port, len)),
+            Resource::Slots => applied.extents.sizes().for_each(|(_, port, len)| add(port, len)),
+            // Previous tables do not count: they leave when another table needs their room.
+            Resource::Maglev => {
+                let previous: BTreeSet<u32> =
+                    applied.maglev.values().flat_map(|row| &row.previous).map(|table| table.base).collect();
+                let tables = applied.tables.sizes().filter(|(base, ..)| !previous.contains(base));
+                tables.for_each(|(_, port, len)| add(port, len));
+            }
             Resource::Ranges | Resource::Ranges6 => {
                 applied.ranges.sizes(resource.table()).for_each(|(port, len)| add(port, len));
             }
             Resource::Frontends | Resource::Frontends6 => {}
         }
         let budget = resource.budget(capacity);
+        // One that replaces all that it has leaves the other half.
+        let extra = (resource.capacity(capacity) - budget) / 2;
         // The largest takes nothing more, even if it has less than its share: what is left is for the others.
         let largest = of_namespaces.values().copied().max().unwrap_or_default();
         Self {
-            share: fair_share(of_namespaces.values().copied(), budget).0.min(largest),
+            share: fair_share(of_namespaces.values().copied(), budget + extra).0.min(largest),
             planned: fair_share(needs.values().map(|need| need.get(resource)), budget).0,
-            // One that replaces all that it has leaves the other half.
-            extra: (resource.capacity(capacity) - budget) / 2,
+            extra,
             of_namespaces,
         }
     }

@@ -1,11 +1,11 @@
 //! The phases that write and remove Maglev tables.
 //!
-//! A replaced table stays as a previous one, until [`PREVIOUS`] newer ones follow, or another table needs its space. While
-//! the map is more than half full, it stays for the drain period only.
+//! A replaced table stays as a previous one for a day, unless [`PREVIOUS`] newer ones follow, or another table needs its space.
+//! While the map is more than half full, it stays for the drain period only.
 
 use std::collections::BTreeSet;
 use std::mem::take;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proxy_common::maglev;
 
@@ -15,12 +15,17 @@ use super::writer::Writer;
 use crate::plan::maglev::{Member, length, packed, signature};
 use crate::store::{MaglevRow, MaglevTable, Store, Write};
 
+/// How long a table serves although endpoints have changed since, if there is no room for the new one. A packet whose endpoint is gone
+/// gets another one, and new endpoints get no packets.
+const OUTDATED: Duration = Duration::from_secs(10);
+
 /// The most tables that are built before they are written: this limits the memory.
 const AT_ONCE: usize = 256;
 
 impl<S: Store> Writer<S> {
-    /// Gives every port the tables that its frontends need: the existing ones, or new ones. Without space there is no
-    /// table, and the hash selects one of the slots; the last table stays as the previous one, for connections that began with it. Tables hold backend ids: the rows of the backends are written before
+    /// Gives every port the tables that its frontends need: the existing ones, or new ones. Without space the old table stays for a
+    /// moment, in which tables that leave may make room. Then there is no table, and the hash selects one of the slots; the last
+    /// table stays as the previous one, for connections that began with it. Tables hold backend ids: the rows of the backends are written before
     /// them, and a packet that selects a removed backend sees this in its row.
     pub(super) fn write_tables(&mut self, jobs: &mut [Job], now: Instant) {
         let capacity = self.store.capacity();
@@ -39,8 +44,10 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
                 let words = length(members.len());
+                // The replaced table counts no more.
+                let more = words.saturating_sub(old.current.words).into();
                 let is_allowed = job.owner.port().is_some_and(|port| {
-                    self.reserve.allows(&self.applied, &capacity, Resource::Maglev, port, words.into())
+                    self.reserve.allows(&self.applied, &capacity, Resource::Maglev, port, more)
                 });
                 let allocated = if is_allowed {
                     self.applied.tables.allocate_for(id, halves(signature), words)
@@ -49,6 +56,7 @@ impl<S: Store> Writer<S> {
                 };
                 match allocated {
                     Ok(base) => {
+                        self.applied.outdated.remove(&index);
                         job.tables.push(base);
                         steps.push(number, Write::MaglevTable(base, packed(members)));
                         let current = MaglevTable { base, words, signature };
@@ -62,13 +70,15 @@ impl<S: Store> Writer<S> {
                     }
                     Err(no_room) => {
                         job.cause.get_or_insert(SyncError::Tables(no_room));
-                        if old.current.words != 0 {
+                        let since = *self.applied.outdated.entry(index).or_insert(now);
+                        let is_over = old.current.words != 0 && since + OUTDATED <= now;
+                        if is_over {
                             let row = old.replaced(MaglevTable::default());
                             steps.push(number, Write::MaglevIndex(index, row));
                         }
                         // The next try can use the space of the previous tables.
                         if is_allowed {
-                            self.applied.drains.end_all();
+                            self.applied.drains.end_all(is_over);
                         }
                     }
                 }
@@ -121,7 +131,11 @@ impl<S: Store> Writer<S> {
             for local in [false, true] {
                 let is_wanted = job.wanted.as_ref().is_some_and(|wanted| wanted.tables.contains_key(&local));
                 let index = maglev::index(id, local);
-                if !is_wanted && self.applied.maglev.contains_key(&index) {
+                if is_wanted {
+                    continue;
+                }
+                self.applied.outdated.remove(&index);
+                if self.applied.maglev.contains_key(&index) {
                     steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
                 }
             }

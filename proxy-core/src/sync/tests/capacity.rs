@@ -299,7 +299,7 @@ fn slow_start_beyond_half_of_slots_uses_weights() {
 }
 
 /// Returns the change of a Service with its Service in this namespace.
-fn within(namespace: &str, (name, plan): Change) -> Change {
+pub(super) fn within(namespace: &str, (name, plan): Change) -> Change {
     let id = |port: ServicePortName| ServicePortName { namespace: namespace.into(), ..port };
     let plan = plan.map(|plan| ServicePlan {
         ports: plan.ports.into_iter().map(|(port, plan)| (id(port), plan)).collect(),

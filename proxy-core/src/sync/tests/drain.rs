@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use proxy_common::select::Algorithm;
 
+use super::capacity::within;
 use super::{Fixture, QuarantinePeriods, ROOMY};
 use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::maglev::length;
 use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
-use crate::store::{Capacity, Faults, MaglevRow, MaglevTable, PREVIOUS};
+use crate::store::{Capacity, Faults, MaglevRow, PREVIOUS};
 use crate::testing::generator::{frontend, service};
 
 /// Two tables are more than half of the words.
@@ -81,6 +82,41 @@ fn drain_period_ends_while_more_than_half_of_the_room_is_used() {
 }
 
 #[test]
+fn previous_table_stays_a_day_while_there_is_room() {
+    let mut fixture = Fixture::new(ROOMY);
+    serve(&mut fixture, 2);
+    let before = serve(&mut fixture, 3);
+    fixture.wait(Duration::from_hours(23));
+    fixture.again();
+    assert_eq!(row(&fixture), before);
+    fixture.wait(Duration::from_hours(1));
+    assert!(fixture.reconciler.wake().is_some_and(|at| at <= fixture.now));
+    fixture.again();
+    assert_eq!(row(&fixture), before.current.into());
+}
+
+#[test]
+fn previous_tables_take_no_current_table_from_their_namespace() {
+    // Eight of nine tables are planned, and two are needed.
+    let mut fixture = Fixture::new(Capacity { maglev: 9 * length(4) + 20, ..ROOMY });
+    fixture.trust_nothing();
+    fixture.change([within("shop", by_maglev("b", 2, 4))]);
+    for first in 1..20 {
+        let (name, mut plan) = service("a", 1, first..first + 4);
+        plan.iter_mut()
+            .flat_map(|plan| plan.ports.values_mut())
+            .for_each(|port| port.algorithm = Algorithm::Maglev);
+        fixture.change([(name, plan)]);
+        for _ in 0..3 {
+            fixture.wait(Duration::from_secs(2));
+            fixture.again();
+        }
+        assert_eq!(fixture.reconciler.problems(), [], "{first}");
+        assert!(fixture.contents().maglev.values().all(|row| row.current.words != 0), "{first}");
+    }
+}
+
+#[test]
 fn one_endpoint_had_no_table_and_gets_one_when_another_joins() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([by_maglev("a", 1, 1)]);
@@ -115,14 +151,43 @@ fn a_new_table_that_needs_the_room_has_it() {
     let second = serve(&mut fixture, 3);
     assert_eq!(second.previous.len(), 1);
     fixture.trust_nothing();
-    // There is no space beside both tables, so the Service has no current table for a moment.
+    // There is no space beside both tables, so the old table serves for a moment.
     fixture.change([by_maglev("a", 1, 2)]);
-    assert_eq!(row(&fixture), second.replaced(MaglevTable::default()));
-    for _ in 0..5 {
-        fixture.wait(Duration::from_secs(5));
+    assert_eq!(row(&fixture).current, second.current);
+    for _ in 0..3 {
+        fixture.wait(Duration::from_secs(2));
         fixture.again();
     }
     assert_eq!(row(&fixture).current.words, length(2));
+}
+
+#[test]
+fn outdated_table_serves_ten_seconds_while_there_is_no_room_for_two() {
+    let mut fixture = Fixture::new(Capacity { maglev: 1 + length(4) + length(8) + 300, ..ROOMY });
+    fixture.trust_nothing();
+    fixture.change([by_maglev("b", 2, 4)]);
+    let before = serve_untrusted(&mut fixture, 8);
+    for seconds in [0, 4, 5] {
+        fixture.wait(Duration::from_secs(seconds));
+        assert_eq!(serve_untrusted(&mut fixture, 9).current, before.current, "{seconds}");
+    }
+    fixture.wait(Duration::from_secs(2));
+    fixture.change([by_maglev("a", 1, 9)]);
+    fixture.again();
+    assert_eq!(fixture.contents().maglev.len(), 1, "the old table has left");
+    for _ in 0..3 {
+        fixture.wait(Duration::from_secs(2));
+        fixture.again();
+    }
+    let after = serve_untrusted(&mut fixture, 9).current;
+    assert!(after.words == length(9) && after.signature != before.current.signature);
+}
+
+/// Like [`serve`], for a Service beside another one, whose row is not checked. Returns the row of the last Service.
+fn serve_untrusted(fixture: &mut Fixture, endpoints: u8) -> MaglevRow {
+    fixture.change([by_maglev("a", 1, endpoints)]);
+    fixture.again();
+    fixture.contents().maglev.values().last().unwrap().clone()
 }
 
 #[test]
