@@ -45,8 +45,8 @@ const QUIET: Duration = Duration::from_secs(30);
 const MAX_DEMANDED: Duration = Duration::from_mins(2);
 /// A list that is incomplete for this time is reported.
 const LATE: Duration = Duration::from_secs(30);
-/// How long the other lists wait for this node's addresses, as in kube-proxy (`pkg/proxy/node.go`): until they are known, node ports
-/// would answer at other addresses, and pods would be clients outside. A kubelet without a cloud provider sets them as it registers
+/// How long the other lists wait for this node's addresses; kube-proxy (`pkg/proxy/node.go`) waits for 5 minutes, and then ends. Until
+/// they are known, node ports would answer at other addresses, and pods would be clients outside. A kubelet without a cloud provider sets them as it registers
 /// the node; a cloud provider sets them later. What an earlier agent has programmed serves meanwhile.
 const NODE_WAIT: Duration = Duration::from_secs(30);
 
