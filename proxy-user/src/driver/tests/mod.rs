@@ -219,6 +219,19 @@ async fn a_change_that_comes_alone_is_in_the_maps_at_once_and_a_burst_is_one_syn
     assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 98)]));
 }
 
+#[tokio::test(start_paused = true)]
+async fn new_address_soon_after_a_sync_is_in_the_maps_after_the_pause() {
+    let driver = Running::new();
+    driver.send(machine(&[])).await;
+    driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    pass(Duration::from_secs(5)).await;
+    driver.send(Event::Apply(Object::Slice(slice("a", 1..6)))).await;
+    pass(Duration::from_millis(1)).await;
+    driver.send(machine(&[vip(9)])).await;
+    pass(Duration::from_millis(20)).await;
+    assert!(driver.tables.0.lock().unwrap().contents().node.addresses.contains_key(&vip(9)));
+}
+
 #[test]
 fn a_source_that_never_runs_dry_is_left_for_a_sync() {
     let (source, mut events) = mpsc::channel(1);
