@@ -95,7 +95,7 @@ impl Shape {
 
 /// Returns why a pin is no map, if the error proves it. Any other failure to open it is returned: a process without free file
 /// descriptors cannot open a map either, and must not throw it away.
-fn no_map(path: &Path, error: io::Error) -> Result<String, Error> {
+pub(super) fn no_map(path: &Path, error: io::Error) -> Result<String, Error> {
     let is_other_file = path.symlink_metadata().is_ok_and(|found| !found.is_file());
     // `None`: the kernel's description of the object is not that of a map.
     let is_proven = is_other_file || matches!(error.raw_os_error(), None | Some(libc::EINVAL | libc::ENOENT));

@@ -12,10 +12,12 @@ use super::bpf::Link;
 use super::hooks::SOCKET_HOOKS;
 use super::links::{self, AttachPoint};
 use super::loaded::Programs;
+use super::object::no_map;
+use super::pins::Paths;
 use super::program::program;
 use super::repairs::{Repairs, pinned_map};
 use super::{Error, pins};
-use crate::maps::segments;
+use crate::maps::{segments, sys};
 
 /// What was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,7 +70,8 @@ impl Programs {
     fn repair_socket_program(&self, name: &'static str, attach_type: u32) -> Result<bool, Error> {
         let place = AttachPoint::Cgroup { cgroup: &self.cgroup, attach_type };
         let pin = self.pins.paths().links().join(name);
-        let link = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
+        let link = Link::pinned(&pin).map_err(Error::file("open the link", &pin))?;
+        let link = link.map(|link| link.info()).transpose().map_err(Error::file("read the link", &pin))?;
         let loaded = self.info(name).map(|info| info.id());
         if link.is_some_and(|link| place.holds(&link) && Some(link.program) == loaded) {
             return Ok(false);
@@ -89,7 +92,7 @@ impl Programs {
             done.push(Repair::MapPin(segments::FOLDER));
         }
         for (name, id) in &self.map_ids {
-            let is_there = pinned_map(self.pins.paths(), name).is_ok_and(|found| found == Some(*id));
+            let is_there = is_pinned(self.pins.paths(), name, *id)?;
             if is_there && self.pins.points_here(name) {
                 continue;
             }
@@ -111,5 +114,42 @@ impl Programs {
         }
         let map = self.ebpf.map(name).ok_or(Error::Incomplete { kind: "map", name })?;
         map.pin(&path).map_err(|error| Error::file("pin", &path)(std::io::Error::other(error)))
+    }
+}
+
+/// Whether the map of this id is pinned under its name. `false`: nothing is, or certainly another object.
+fn is_pinned(paths: &Paths, name: &'static str, id: u32) -> Result<bool, Error> {
+    match pinned_map(paths, name) {
+        Ok(found) => Ok(found == Some(id)),
+        Err(error) => no_map(&paths.maps().join(name), sys::io_error(error)).map(|_| false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proxy_common::map_names::CONFIG;
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+    use super::*;
+
+    #[test]
+    fn pin_that_cannot_be_opened_is_not_taken_for_another_object() {
+        let bpffs = tempfile::tempdir().unwrap();
+        let paths = Paths::new(bpffs.path());
+        let path = paths.maps().join(CONFIG);
+        assert!(!is_pinned(&paths, CONFIG, 1).unwrap(), "nothing is there");
+        fs::create_dir_all(&path).unwrap();
+        assert!(!is_pinned(&paths, CONFIG, 1).unwrap(), "a folder is no map");
+        fs::remove_dir(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        // Only in this thread: no descriptor is free.
+        let (allow, fail) = (SeccompAction::Allow, SeccompAction::Errno(libc::EMFILE as u32));
+        let calls = [(libc::SYS_bpf, Vec::new())].into();
+        let filter = SeccompFilter::new(calls, allow, fail, std::env::consts::ARCH.try_into().unwrap());
+        seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
+        let error = is_pinned(&paths, CONFIG, 1).unwrap_err().to_string();
+        assert!(error.contains("Too many open files") && error.contains("cannot open the map"), "{error}");
     }
 }
