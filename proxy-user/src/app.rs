@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use kube::Client;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::audit::Audits;
 use crate::cli::origins::{self, Origin};
@@ -225,7 +225,7 @@ async fn serve(
     let reported = Arc::clone(&metrics);
     let report = move |cause, problems| reported.recent.set_standing(cause, problems);
     let devices_without = Arc::clone(&metrics.bare);
-    let bare = move |names| devices_without.set(names, SystemTime::now());
+    let bare = move |names| devices_without.set(names, Instant::now());
     let attached =
         attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report, bare);
     tasks.spawn_fallible(attached);

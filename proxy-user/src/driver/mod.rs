@@ -290,7 +290,7 @@ impl<S: Store> Driver<S> {
         self.changed.append(&mut changed);
         let node = if self.cluster.is_node_eligible() { NodeFate::Stays } else { NodeFate::Leaves };
         let first = self.waiting_since.is_none();
-        self.waiting_since.get_or_insert_with(Instant::now);
+        let waiting_since = *self.waiting_since.get_or_insert_with(Instant::now);
         publish(&self.status, |status| {
             match kind {
                 ObjectKind::Service => status.service_changes.add(count),
@@ -302,7 +302,7 @@ impl<S: Store> Driver<S> {
             status.slices_listed |= listed && kind == ObjectKind::Slice;
             status.last_queued = Some(SystemTime::now());
             if first {
-                status.waiting_since = status.last_queued;
+                status.waiting_since = Some(waiting_since);
             }
         });
     }

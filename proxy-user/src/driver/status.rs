@@ -80,7 +80,7 @@ pub struct Status {
     /// After at least one sync, both families were programmed ([`Reconciler::failing_families`](super::Reconciler)).
     pub complete: bool,
     /// Time since which a family is not programmed; a family that is has no element.
-    pub failing_since: BTreeMap<IpFamily, SystemTime>,
+    pub failing_since: BTreeMap<IpFamily, Instant>,
     /// Last time at which the driver took events or found nothing to do. It does so at least once in each sync period.
     pub progress: Option<Instant>,
     /// The static Services are programmed; this may be so before the API server's objects are listed.
@@ -93,7 +93,7 @@ pub struct Status {
     /// family does not fail.
     pub up_to_date: BTreeMap<IpFamily, SystemTime>,
     /// Arrival time of the oldest change of those that wait for a sync, or that waited for the last one.
-    pub waiting_since: Option<SystemTime>,
+    pub waiting_since: Option<Instant>,
     /// Arrival time of the newest change.
     pub last_queued: Option<SystemTime>,
     /// Durations of all syncs.
@@ -180,7 +180,7 @@ impl Status {
     pub(super) fn note_failing(&mut self, families: &BTreeSet<IpFamily>, now: SystemTime) {
         self.failing_since.retain(|family, _| families.contains(family));
         for family in families {
-            self.failing_since.entry(*family).or_insert(now);
+            self.failing_since.entry(*family).or_insert_with(Instant::now);
         }
         if self.synced && !self.is_pending() {
             let right = [IpFamily::V4, IpFamily::V6].into_iter().filter(|family| !families.contains(family));

@@ -13,6 +13,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::answer::State;
 use crate::driver::{NodeFate, Status};
@@ -22,9 +23,9 @@ use proxy_core::model::net::IpFamily;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FamilySync {
     /// Since when the oldest change has waited; `None` if no change waits.
-    pub pending_since: Option<SystemTime>,
+    pub pending_since: Option<Instant>,
     /// Since when most of it could not be programmed, or an uplink has lacked its packet programs; `None` if neither is so.
-    pub failing_since: Option<SystemTime>,
+    pub failing_since: Option<Instant>,
     /// When the maps were last up to date.
     pub last_updated: Option<SystemTime>,
 }
@@ -52,7 +53,7 @@ impl Default for Snapshot {
 
 impl Snapshot {
     /// Records that a change of this family waits. The time of the first waiting change counts.
-    pub fn queued(&mut self, family: IpFamily, at: SystemTime) {
+    pub fn queued(&mut self, family: IpFamily, at: Instant) {
         self.family(family).pending_since.get_or_insert(at);
     }
 
@@ -63,7 +64,7 @@ impl Snapshot {
 
     /// Records that both families have also failed since this time.
     #[must_use]
-    pub fn failing(mut self, since: Option<SystemTime>) -> Self {
+    pub fn failing(mut self, since: Option<Instant>) -> Self {
         for family in [&mut self.v4, &mut self.v6] {
             family.failing_since = family.failing_since.into_iter().chain(since).min();
         }
@@ -134,10 +135,9 @@ struct FamilyReport {
 }
 
 impl HealthReport {
-    /// Returns the report at `now`; a change may wait for `patience`.
+    /// Returns the report; a change may wait for `patience`. `now` is only shown: a step of the system's clock changes no health.
     pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: SystemTime) -> Self {
-        // If the clock was set back, a change looks younger, never older.
-        let is_recent = |since: SystemTime| now.duration_since(since).unwrap_or_default() <= patience;
+        let is_recent = |since: Instant| since.elapsed() <= patience;
         let family = |sync: &FamilySync| FamilyReport {
             last_updated: rfc3339(sync.last_updated),
             healthy: snapshot.stalled <= patience
@@ -194,7 +194,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
-    /// A clock that only the test advances.
+    /// The clock that is shown, which only the test advances, together with tokio's.
     struct Clock(SystemTime);
 
     impl Clock {
@@ -202,8 +202,10 @@ mod tests {
             Self(SystemTime::UNIX_EPOCH + Duration::from_hours(1))
         }
 
-        fn pass(&mut self, seconds: u64) {
-            self.0 += Duration::from_secs(seconds);
+        async fn pass(&mut self, seconds: u64) {
+            let time = Duration::from_secs(seconds);
+            self.0 += time;
+            tokio::time::advance(time).await;
         }
 
         fn check(&self, snapshot: &Snapshot) -> HealthReport {
@@ -219,30 +221,31 @@ mod tests {
         (report.code(), report.status.v4.healthy, report.status.v6.healthy)
     }
 
-    #[test]
-    fn healthz_is_200_before_the_first_sync_and_without_changes() {
+    #[tokio::test(start_paused = true)]
+    async fn healthz_is_200_before_the_first_sync_and_without_changes() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
         clock.update(&mut snapshot, IpFamily::V4);
         clock.update(&mut snapshot, IpFamily::V6);
-        clock.pass(1_000_000);
+        clock.pass(1_000_000).await;
         assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
     }
 
     #[rstest]
     #[case(IpFamily::V4, (503, false, true))]
     #[case(IpFamily::V6, (503, true, false))]
-    fn healthz_is_503_if_a_change_waits_for_more_than_two_periods(
+    #[tokio::test(start_paused = true)]
+    async fn healthz_is_503_if_a_change_waits_for_more_than_two_periods(
         #[case] family: IpFamily,
         #[case] expected: (u16, bool, bool),
     ) {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
-        snapshot.queued(family, clock.0);
-        clock.pass(60);
+        snapshot.queued(family, Instant::now());
+        clock.pass(60).await;
         assert_eq!(clock.check(&snapshot).code(), 200, "exactly two periods are not too long");
-        clock.pass(1);
+        clock.pass(1).await;
         // A later change does not make the first one younger.
-        snapshot.queued(family, clock.0);
+        snapshot.queued(family, Instant::now());
         assert_eq!(well(&clock.check(&snapshot)), expected);
         let other = if family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
         clock.update(&mut snapshot, other);
@@ -251,12 +254,12 @@ mod tests {
         assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
     }
 
-    #[test]
-    fn healthz_is_503_until_both_late_families_are_updated() {
+    #[tokio::test(start_paused = true)]
+    async fn healthz_is_503_until_both_late_families_are_updated() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
-        snapshot.queued(IpFamily::V4, clock.0);
-        snapshot.queued(IpFamily::V6, clock.0);
-        clock.pass(61);
+        snapshot.queued(IpFamily::V4, Instant::now());
+        snapshot.queued(IpFamily::V6, Instant::now());
+        clock.pass(61).await;
         assert_eq!(well(&clock.check(&snapshot)), (503, false, false));
         clock.update(&mut snapshot, IpFamily::V4);
         assert_eq!(well(&clock.check(&snapshot)), (503, true, false));
@@ -275,12 +278,12 @@ mod tests {
         assert_eq!((livez.code(), livez.node_eligible), (200, None));
     }
 
-    #[test]
-    fn healthz_follows_the_drivers_status() {
+    #[tokio::test(start_paused = true)]
+    async fn healthz_follows_the_drivers_status() {
         let mut clock = Clock::new();
-        let mut status = Status { waiting_since: Some(clock.0), ..Status::default() };
+        let mut status = Status { waiting_since: Some(Instant::now()), ..Status::default() };
         status.slice_changes.pending = 1;
-        clock.pass(61);
+        clock.pass(61).await;
         assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200, "not all was listed yet");
         status.synced = true;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, false, false));
@@ -290,14 +293,14 @@ mod tests {
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (503, true, true));
     }
 
-    #[test]
-    fn healthz_is_503_and_livez_is_200_after_two_periods_of_failed_writes() {
+    #[tokio::test(start_paused = true)]
+    async fn healthz_is_503_and_livez_is_200_after_two_periods_of_failed_writes() {
         let mut clock = Clock::new();
         let mut status = Status { synced: true, ..Status::default() };
-        status.failing_since.insert(IpFamily::V6, clock.0);
-        clock.pass(60);
+        status.failing_since.insert(IpFamily::V6, Instant::now());
+        clock.pass(60).await;
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "not for long");
-        clock.pass(1);
+        clock.pass(1).await;
         let snapshot = Snapshot::from(&status);
         assert_eq!(well(&clock.check(&snapshot)), (503, true, false));
         assert_eq!(HealthReport::of(&snapshot, PATIENCE, Check::Livez, clock.0).code(), 200);
@@ -308,7 +311,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn healthz_and_livez_are_503_if_the_driver_makes_no_progress() {
         let clock = Clock::new();
-        let status = Status { progress: Some(tokio::time::Instant::now()), ..Status::default() };
+        let status = Status { progress: Some(Instant::now()), ..Status::default() };
         tokio::time::advance(PATIENCE).await;
         assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200);
         tokio::time::advance(Duration::from_millis(1)).await;
@@ -319,27 +322,33 @@ mod tests {
         }
     }
 
-    #[test]
-    fn healthz_stays_200_if_the_clock_is_set_back() {
-        let clock = Clock::new();
-        let mut snapshot = Snapshot::default();
-        snapshot.queued(IpFamily::V4, clock.0 + Duration::from_hours(5));
-        assert_eq!(clock.check(&snapshot).code(), 200);
+    #[tokio::test(start_paused = true)]
+    async fn step_of_the_clock_changes_no_health() {
+        let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
+        snapshot.queued(IpFamily::V4, Instant::now());
+        snapshot = snapshot.failing(Some(Instant::now()));
+        for code in [200, 503] {
+            for shown in [clock.0 - Duration::from_mins(50), clock.0, clock.0 + Duration::from_hours(5)] {
+                let report = HealthReport::of(&snapshot, PATIENCE, Check::Healthz, shown);
+                assert_eq!(report.code(), code, "{shown:?}");
+            }
+            clock.pass(61).await;
+        }
     }
 
-    #[test]
-    fn body_of_healthz_equals_kube_proxys() {
+    #[tokio::test(start_paused = true)]
+    async fn body_of_healthz_equals_kube_proxys() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         clock.update(&mut snapshot, IpFamily::V4);
-        snapshot.queued(IpFamily::V6, clock.0);
-        clock.pass(61);
+        snapshot.queued(IpFamily::V6, Instant::now());
+        clock.pass(61).await;
         let body = serde_json::to_string(&clock.check(&snapshot)).unwrap();
         assert_eq!(
             body,
             r#"{"lastUpdated":"1970-01-01T01:00:00Z","currentTime":"1970-01-01T01:01:01Z","nodeEligible":true,"healthy":false,"status":{"IPv4":{"lastUpdated":"1970-01-01T01:00:00Z","healthy":true},"IPv6":{"lastUpdated":"0001-01-01T00:00:00Z","healthy":false}}}"#
         );
         clock.update(&mut snapshot, IpFamily::V6);
-        clock.pass(500);
+        clock.pass(500).await;
         let report = HealthReport::of(&snapshot, PATIENCE, Check::Livez, clock.0);
         assert_eq!(
             report.last_updated, report.current_time,

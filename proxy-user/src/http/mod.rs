@@ -29,7 +29,6 @@ mod programmed;
 pub mod service_check;
 
 use std::net::SocketAddr;
-use std::time::SystemTime;
 
 use axum::extract;
 use axum::http::header::ACCEPT;
@@ -196,8 +195,7 @@ async fn readyz(extract::State(state): extract::State<State>) -> Response {
         let status = state.status.borrow();
         (status.synced, status.complete, status.failing, state.metrics.bare.first(&status.uplinks))
     };
-    let lacks = |since| SystemTime::now().duration_since(since).is_ok_and(|time| time > state.patience);
-    if let Some(device) = bare.filter(|device| lacks(device.since)) {
+    if let Some(device) = bare.filter(|device| device.since.elapsed() > state.patience) {
         let reason = format!("the uplink {} has no packet programs; see /status", device.name);
         return text(StatusCode::SERVICE_UNAVAILABLE, reason);
     }

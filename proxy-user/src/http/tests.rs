@@ -1,6 +1,6 @@
 use std::num::NonZero;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::*;
 use crate::driver::{Programmed, Status};
@@ -9,6 +9,7 @@ use proxy_core::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub(super) fn state(status: Status) -> State {
     let status = watch::Sender::new(status).subscribe();
@@ -25,10 +26,15 @@ pub(super) fn state(status: Status) -> State {
     }
 }
 
+/// Returns the time before this number of seconds.
+pub(super) fn ago(seconds: u64) -> Instant {
+    Instant::now() - Duration::from_secs(seconds)
+}
+
 /// Returns the status of an agent with a change that has waited for too long.
 fn unwell() -> Status {
     let known = Status { synced: true, complete: true, ..Status::default() };
-    let mut status = Status { waiting_since: Some(SystemTime::UNIX_EPOCH), ..known };
+    let mut status = Status { waiting_since: Some(ago(61)), ..known };
     status.service_changes.pending = 1;
     status
 }
@@ -167,15 +173,14 @@ async fn uplink_without_programs_makes_the_node_unhealthy_after_two_periods() {
         let code = async |path| fetch(address, path).await.0;
         [code("/healthz").await, code("/livez").await, code("/readyz").await]
     };
-    let since = |seconds| SystemTime::now() - Duration::from_secs(seconds);
-    metrics.bare.set([(3, "veth1".to_owned())], since(100));
+    metrics.bare.set([(3, "veth1".to_owned())], ago(100));
     assert_eq!(codes().await, [200; 3], "a device of a pod");
-    metrics.bare.set([(2, "eth0".to_owned())], since(10));
+    metrics.bare.set([(2, "eth0".to_owned())], ago(10));
     assert_eq!(codes().await, [200; 3], "not for long");
-    metrics.bare.set([], since(0));
-    metrics.bare.set([(2, "eth0".to_owned())], since(61));
+    metrics.bare.set([], ago(0));
+    metrics.bare.set([(2, "eth0".to_owned())], ago(61));
     assert_eq!(codes().await, [503, 200, 503]);
-    metrics.bare.set([], since(0));
+    metrics.bare.set([], ago(0));
     assert_eq!(codes().await, [200; 3]);
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+
+use tokio::time::Instant;
 
 /// A device without packet programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub struct BareDevice {
     /// Its name.
     pub name: String,
     /// Since when it has lacked them.
-    pub since: SystemTime,
+    pub since: Instant,
 }
 
 /// The devices without packet programs, by index.
@@ -19,7 +20,7 @@ pub struct BareDevices(Mutex<BTreeMap<u32, BareDevice>>);
 
 impl BareDevices {
     /// Replaces the devices, given by index and name. Those that are known keep their time.
-    pub fn set(&self, names: impl IntoIterator<Item = (u32, String)>, now: SystemTime) {
+    pub fn set(&self, names: impl IntoIterator<Item = (u32, String)>, now: Instant) {
         let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let since = |ifindex| devices.get(&ifindex).map_or(now, |known| known.since);
         let new =
@@ -41,13 +42,14 @@ impl BareDevices {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
+    use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn bare_uplink_keeps_its_time_until_it_has_programs() {
-        let (devices, at) = (BareDevices::default(), |seconds| UNIX_EPOCH + Duration::from_secs(seconds));
+        let (devices, begun) = (BareDevices::default(), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
         let first = || devices.first(&[2, 3].into()).map(|device| (device.name, device.since));
         devices.set([(2, "eth0".to_owned()), (7, "veth1".to_owned())], at(1));
         devices.set([(2, "eth0".to_owned()), (3, "eth1".to_owned())], at(5));

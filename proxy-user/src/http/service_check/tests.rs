@@ -1,10 +1,9 @@
 use super::*;
-use crate::http::tests::{fetch, state};
+use crate::http::tests::{ago, fetch, state};
 use proxy_core::plan::HealthCheck;
 use proxy_core::testing::free_port;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::SystemTime;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -87,7 +86,7 @@ async fn health_check_is_503_without_a_ready_local_endpoint_or_with_an_unhealthy
     assert_eq!(node.ask(port).await.unwrap().0, 200);
     node.status.send_modify(|status| {
         status.synced = true;
-        status.waiting_since = Some(SystemTime::UNIX_EPOCH);
+        status.waiting_since = Some(ago(61));
         status.service_changes.pending = 1;
     });
     let (code, _, body) = node.ask(port).await.unwrap();
@@ -102,7 +101,7 @@ async fn health_check_is_503_if_most_writes_fail_and_200_if_the_node_leaves() {
     node.status.send_modify(|status| status.node = crate::driver::NodeFate::Leaves);
     assert_eq!(node.ask(port).await.unwrap().0, 200, "its endpoints still serve");
     node.status.send_modify(|status| {
-        status.failing_since.insert(IpFamily::V4, SystemTime::UNIX_EPOCH);
+        status.failing_since.insert(IpFamily::V4, ago(61));
     });
     let (code, _, body) = node.ask(port).await.unwrap();
     assert_eq!(code, 503);
