@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,9 +111,13 @@ impl HostFacts {
             let masquerades = known.masquerades.clone();
             (known.has_kube_proxy_rules, masquerades, known.pod_cgroups, known.pod_sockets_stay)
         };
-        let local_ports = ports::local().unwrap_or_default();
-        let (netns_cookie, loopback_is_closed) =
-            (netns_cookie(), !xfrm::is_loopback_open(self.opens_loopback));
+        // At the start, nothing is known: sockets of this namespace would count as those of others.
+        let netns_cookie = match netns_cookie() {
+            Err(_) if known.netns_cookie != 0 => known.netns_cookie,
+            found => found?,
+        };
+        let local_ports = ports::local().unwrap_or_else(|| known.local_ports.clone());
+        let loopback_is_closed = !xfrm::is_loopback_open(self.opens_loopback);
         let is_interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
         let policies = match xfrm::policies() {
             Err(error) if is_interrupted(&error) => known.ipsec.keys().copied().collect(),
@@ -435,9 +440,9 @@ fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, Defaul
         .collect()
 }
 
-/// Returns the cookie of this process's network namespace; 0 if the kernel has none.
-fn netns_cookie() -> u64 {
-    let Ok(socket) = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0")) else { return 0 };
+/// Returns the cookie of this thread's network namespace. The socket takes no port: all may be in use.
+fn netns_cookie() -> io::Result<u64> {
+    let socket = UnixDatagram::unbound()?;
     let mut cookie = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes to `cookie`; `length` is the size of `cookie`.
@@ -450,7 +455,7 @@ fn netns_cookie() -> u64 {
             &raw mut length,
         )
     };
-    if result == 0 { cookie } else { 0 }
+    if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

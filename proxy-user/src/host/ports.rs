@@ -9,9 +9,9 @@ use proxy_core::model::ports::without;
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
-/// Returns the ports of this network namespace, without the reserved ones; `None` if the range cannot be read.
+/// Returns the ports of this network namespace, without the reserved ones; `None` if they cannot be read.
 pub fn local() -> Option<Vec<PortRange>> {
-    given(&fs::read_to_string(RANGE).ok()?, &fs::read_to_string(RESERVED).unwrap_or_default())
+    given(&fs::read_to_string(RANGE).ok()?, &fs::read_to_string(RESERVED).ok()?)
 }
 
 /// Returns the ports of the kernel's text of the range, without those of its text of the reserved ports.

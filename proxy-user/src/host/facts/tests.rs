@@ -153,6 +153,35 @@ fn this_machine_can_be_looked_at() {
 }
 
 #[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cookie_of_a_namespace_without_a_free_port_is_read() {
+    let read = std::thread::spawn(|| {
+        // SAFETY: only this thread moves to the new namespace, in which it takes the only port.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40000").unwrap();
+        let _held = std::net::UdpSocket::bind("[::]:40000").unwrap();
+        assert!(["127.0.0.1:0", "[::1]:0"].iter().all(|any| std::net::UdpSocket::bind(any).is_err()));
+        netns_cookie()
+    });
+    assert_ne!(read.join().unwrap().unwrap(), netns_cookie().unwrap());
+}
+
+#[test]
+fn what_cannot_be_read_stays_known() {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+    let (allow, fail) = (SeccompAction::Allow, SeccompAction::Errno(libc::EMFILE as u32));
+    // Only in this thread: the cookie and all files.
+    let calls = [libc::SYS_getsockopt, libc::SYS_openat].map(|call| (call, Vec::new())).into();
+    let filter = SeccompFilter::new(calls, allow, fail, std::env::consts::ARCH.try_into().unwrap()).unwrap();
+    let (facts, host) = (HostFacts::default(), host());
+    let known = facts.read(&host, &HostView::default(), FactsToRead::ALL).unwrap();
+    seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+    let view = facts.read(&host, &known, FactsToRead::default()).unwrap();
+    assert_eq!((view.netns_cookie, &view.local_ports), (known.netns_cookie, &known.local_ports));
+    assert!(facts.read(&host, &HostView::default(), FactsToRead::default()).is_err(), "nothing is known");
+}
+
+#[test]
 fn large_tables_are_not_read_while_another_proxy_is_known() {
     assert!(are_rules_cheap(true, || LARGE) && !are_rules_cheap(true, || LARGE + 1));
     assert!(are_rules_cheap(false, || LARGE + 1), "a new proxy is noticed soon");
