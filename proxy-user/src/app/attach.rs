@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
 /// objects; then keeps the attachments, and reports by cause what is not attached, and the devices without programs. Returns
-/// an error if a task of it panics.
+/// an error if a task of it panics, or if the cgroup was replaced: the restart attaches to the new one.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
@@ -61,8 +61,7 @@ pub async fn attach(
             sleep(RETRY).await;
             failure = attach_sockets(&programs, failure.as_deref(), &report).await?;
         }
-        keep(Arc::clone(&programs), config.sync_period, &report).await;
-        anyhow::Ok(())
+        keep(Arc::clone(&programs), config.sync_period, &report).await
     };
     let devices = async {
         tokio::join!(manager.run(devices), reports, unselected);
@@ -78,7 +77,8 @@ async fn attach_sockets(
     report: &impl Fn(&'static str, Vec<String>),
 ) -> anyhow::Result<Option<String>> {
     let attaching = Arc::clone(programs);
-    let attached = spawn_blocking(move || attaching.attach_sockets()).await?;
+    let attach = move || attaching.require_cgroup().map(|()| attaching.attach_sockets());
+    let attached = spawn_blocking(attach).await??;
     let failure = attached.as_ref().err().map(|error| format!("cannot attach the socket programs: {error}"));
     match &attached {
         Ok(outcomes) => {
@@ -190,31 +190,35 @@ where
     std::future::pending::<()>().await;
 }
 
-/// Restores every `period` what was detached or removed externally.
-async fn keep(programs: Arc<Programs>, period: Duration, report: &impl Fn(&'static str, Vec<String>)) {
-    let mut failure: Option<String> = None;
+/// Restores every `period` what was detached or removed externally, until the cgroup is replaced.
+async fn keep(
+    programs: Arc<Programs>,
+    period: Duration,
+    report: &impl Fn(&'static str, Vec<String>),
+) -> anyhow::Result<()> {
+    let mut failures = [None, None];
     loop {
         sleep(period).await;
         let programs = Arc::clone(&programs);
-        let Ok(result) = spawn_blocking(move || programs.repair()).await else { return };
-        let error = match result {
-            Ok(repairs) => {
-                for repair in repairs {
-                    tracing::warn!(what = %repair, "detached or removed externally; restored");
-                }
-                None
+        let repaired =
+            spawn_blocking(move || programs.require_cgroup().map(|()| programs.repair())).await??;
+        for repair in repaired.done {
+            tracing::warn!(what = %repair, "detached or removed externally; restored");
+        }
+        let results = [(SOCKET_PROGRAMS, repaired.sockets), ("repairs", repaired.pins)];
+        for ((cause, result), failure) in results.into_iter().zip(&mut failures) {
+            let error = result.err().map(|error| error.to_string());
+            if error == *failure {
+                continue;
             }
-            Err(error) => Some(error.to_string()),
-        };
-        if error != failure {
             if let Some(error) = &error {
                 tracing::error!(error, "cannot restore what was detached or removed externally; retrying");
             }
             let problem =
                 error.iter().map(|error| format!("cannot restore what was detached or removed: {error}"));
-            report("repairs", problem.collect());
+            report(cause, problem.collect());
+            *failure = error;
         }
-        failure = error;
     }
 }
 

@@ -185,8 +185,8 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     json(report.code(), &report)
 }
 
-/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once, and no attempt to
-/// attach the socket programs has failed, nor for two sync periods those of an uplink. Objects that cannot be programmed do not count, unless most cannot.
+/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once, and the last attempt to
+/// attach the socket programs has not failed, nor for two sync periods those of an uplink. Objects that cannot be programmed do not count, unless most cannot.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
     if let Some(fault) = state.metrics.recent.standing_of(SOCKET_PROGRAMS).pop() {
         return text(StatusCode::SERVICE_UNAVAILABLE, fault);

@@ -17,7 +17,7 @@ pub const PERIOD: Duration = Duration::from_mins(1);
 /// How many records are kept; older faults are not reported.
 const NOTES: usize = 11;
 
-/// The cause of the standing faults of socket programs that were never attached: until they are, the agent is not ready.
+/// The cause of the standing faults of socket programs that are not on their hooks: until they are, the agent is not ready.
 pub const SOCKET_PROGRAMS: &str = "socket programs";
 
 type Counts = BTreeMap<Reason, u64>;

@@ -89,6 +89,12 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// The cgroup was removed, and another one has its path now.
+    #[error("the cgroup {} was removed and created again: its sockets are translated after a restart", path.display())]
+    CgroupReplaced {
+        /// The path.
+        path: PathBuf,
+    },
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     File {

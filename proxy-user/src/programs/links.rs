@@ -40,6 +40,11 @@ impl Cgroup {
         let id = rustix::fs::fstat(&fd).map_err(failed)?.st_ino;
         Ok(Self { fd, id, path: path.to_owned() })
     }
+
+    /// Whether the path leads to another cgroup now: this one was removed, and one of its name was created.
+    pub(super) fn is_replaced(&self) -> bool {
+        Self::open(&self.path).is_ok_and(|now| now.id != self.id)
+    }
 }
 
 /// The place where a link is attached.
@@ -317,4 +322,24 @@ fn pinned_links(bpffs: &Path) -> io::Result<BTreeSet<u32>> {
     let folder = Paths::new(bpffs).links();
     let id = |pin: String| Link::pinned(&folder.join(pin)).ok()??.info().ok().map(|info| info.id);
     Ok(pins::entries(&folder)?.into_iter().filter_map(id).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn cgroup_is_replaced_once_another_one_has_its_path() {
+        let path = cgroup::find(None).unwrap().path.join(format!("ballast-replaced-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        let opened = Cgroup::open(&path).unwrap();
+        assert!(!opened.is_replaced());
+        fs::remove_dir(&path).unwrap();
+        assert!(!opened.is_replaced(), "there is none that a restart could use");
+        fs::create_dir(&path).unwrap();
+        let is_replaced = opened.is_replaced();
+        fs::remove_dir(&path).unwrap();
+        assert!(is_replaced);
+    }
 }

@@ -200,6 +200,14 @@ impl Programs {
         program(self.headerless.get().ok_or(missing)?, direction.program())
     }
 
+    /// Fails if another cgroup has the path of the cgroup of the socket programs.
+    pub fn require_cgroup(&self) -> Result<(), Error> {
+        if self.cgroup.is_replaced() {
+            return Err(Error::CgroupReplaced { path: self.cgroup.path.clone() });
+        }
+        Ok(())
+    }
+
     /// Attaches the socket programs, or takes over the links of an earlier agent; makes the maps of this version the current ones.
     /// All hooks are tried; the error is that of the first one that fails.
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {

@@ -43,7 +43,7 @@ pub use notice::StartNotice;
 pub use object::{EMBEDDED, create_segments, load_packet_path, release_object};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
 pub use privileges::{missing as missing_capabilities, require as require_capabilities};
-pub use repair::Repair;
+pub use repair::{Repair, Repaired};
 pub use repairs::Repairs;
 pub use settings::{Capacities, ClsactPriority, PacketHook, Settings, TcxOrder};
 pub use status::{Attachment, attachments};

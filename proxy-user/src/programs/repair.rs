@@ -37,6 +37,17 @@ impl fmt::Display for Repair {
     }
 }
 
+/// The result of a repair.
+#[derive(Debug)]
+pub struct Repaired {
+    /// What was restored.
+    pub done: Vec<Repair>,
+    /// The first error of a socket program.
+    pub sockets: Result<(), Error>,
+    /// The first error of a pin.
+    pub pins: Result<(), Error>,
+}
+
 impl Programs {
     /// Returns the counters of what [`Programs::repair`] and the manager of devices have restored.
     pub fn repairs(&self) -> std::sync::Arc<Repairs> {
@@ -44,21 +55,19 @@ impl Programs {
     }
 
     /// Restores missing socket programs and pins of maps, after [`Programs::attach_sockets`]; the manager of devices
-    /// restores the packet programs. Returns what was restored. One part that fails does not stop the others; the error is that
-    /// of the first one.
-    pub fn repair(&self) -> Result<Vec<Repair>, Error> {
+    /// restores the packet programs. One part that fails does not stop the others.
+    pub fn repair(&self) -> Repaired {
         let mut done = Vec::new();
-        let folders = self.pins.restore();
-        let mut parts = vec![folders, self.repair_calls()];
-        parts.extend(SOCKET_HOOKS.into_iter().map(|(name, attach_type)| {
+        let (folders, calls) = (self.pins.restore(), self.repair_calls());
+        let sockets = SOCKET_HOOKS.map(|(name, attach_type)| {
             if self.repair_socket_program(name, attach_type as u32)? {
                 self.repairs.socket_programs.fetch_add(1, Ordering::Relaxed);
                 done.push(Repair::SocketProgram(name));
             }
             Ok(())
-        }));
-        parts.push(self.repair_map_pins(&mut done));
-        parts.into_iter().collect::<Result<(), _>>().map(|()| done)
+        });
+        let maps = self.repair_map_pins(&mut done);
+        Repaired { sockets: sockets.into_iter().collect(), pins: folders.and(calls).and(maps), done }
     }
 
     fn repair_calls(&self) -> Result<(), Error> {

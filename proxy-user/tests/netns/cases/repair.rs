@@ -13,7 +13,7 @@ use proxy_user::programs::hooks::SOCKET_HOOKS;
 
 use super::{Case, WEB, vip};
 use crate::agent;
-use crate::fixture::{Fixture, SOON, Wish, eventually};
+use crate::fixture::{Cgroup, Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
 
@@ -50,6 +50,11 @@ pub const CASES: &[Case] = &[
         name: "repair::lost_bpffs_is_restored",
         wish: Wish { pods: 2, services: &[WEB], flags: FLAGS },
         run: bpffs,
+    },
+    Case {
+        name: "repair::cgroup_that_is_created_again_gets_programs",
+        wish: Wish { pods: 2, services: &[WEB], flags: FLAGS },
+        run: cgroup,
     },
     Case {
         name: "repair::without_repair_changes_stay",
@@ -199,6 +204,26 @@ fn bpffs(fixture: &Fixture) -> Result<()> {
     fixture.begin()?;
     ensure!(fixture.log().contains("takes_over=true"), "a restart began anew");
     works(fixture)
+}
+
+/// Removes the cgroup of the agent and creates it again, as systemd does with a slice.
+fn cgroup(fixture: &Fixture) -> Result<()> {
+    let slice = Cgroup(fixture.cgroup().join("slice"));
+    fs::create_dir(&slice.0)?;
+    fixture.kill()?;
+    fixture.setup().cgroup.clone_from(&slice.0);
+    fixture.begin()?;
+    fs::remove_dir(&slice.0)?;
+    eventually(SOON, || {
+        let (code, reason) = agent::get(&fixture.node, 10_256, "/readyz")?;
+        ensure!(code == 503 && reason.contains("cannot restore"), "{code} {reason}");
+        Ok(())
+    })?;
+    fs::create_dir(&slice.0)?;
+    let error = fixture.take_agent()?.fails()?;
+    ensure!(error.contains("was removed and created again"), "{error}");
+    fixture.begin()?;
+    complete(fixture)
 }
 
 /// Checks that without a repair, the other cases would fail.
