@@ -137,7 +137,7 @@ async fn serve(
     let host = host?;
     // The rules that the host's facts need have loaded nf_conntrack.
     init::set_up_netfilter(&config);
-    let devices = host.devices();
+    let (devices, host_due, host_problems) = (host.devices(), host.due(), host.problems());
     let host = host.run(sender.clone());
     let (notices, to_tell) = mpsc::channel(NOTICES);
     let mut tasks = Supervisor::default();
@@ -226,10 +226,22 @@ async fn serve(
     let report = move |cause, problems| reported.recent.set_standing(cause, problems);
     let devices_without = Arc::clone(&metrics.bare);
     let bare = move |names| devices_without.set(names, Instant::now());
-    let attached =
-        attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report, bare);
+    let (due, devices_due) = watch::channel(None);
+    let attached = attach::attach(
+        Arc::clone(&programs),
+        Arc::clone(&config),
+        devices,
+        status.clone(),
+        report,
+        bare,
+        due,
+    );
     tasks.spawn_fallible(attached);
-    for (part, problems) in [("manifests", manifests), ("packet filters", programs.filters_before())] {
+    metrics.recent.expect_progress("the task that attaches programs to devices", devices_due);
+    metrics.recent.expect_progress("the task that reads devices, addresses and routes", host_due);
+    let problems =
+        [("manifests", manifests), ("packet filters", programs.filters_before()), ("machine", host_problems)];
+    for (part, problems) in problems {
         let reported = Arc::clone(&metrics);
         let report = move |problems: &Vec<String>| reported.recent.set_standing(part, problems.clone());
         tasks.spawn_optional(follow(problems, report));

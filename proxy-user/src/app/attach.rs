@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::watches::follow;
 use crate::config::RunConfig;
@@ -27,7 +27,8 @@ const ATTEMPTS: u32 = 6;
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
-/// objects; then keeps the attachments, and reports by cause what is not attached, and the devices without programs. Returns
+/// objects; then keeps the attachments, and reports by cause what is not attached, the devices without programs, and when the
+/// next progress with devices is `due`. Returns
 /// an error if a task of it panics, or if the cgroup was replaced: the restart attaches to the new one.
 pub async fn attach(
     programs: Arc<Programs>,
@@ -36,6 +37,7 @@ pub async fn attach(
     status: watch::Receiver<Status>,
     report: impl Fn(&'static str, Vec<String>),
     bare: impl Fn(Vec<(u32, String)>),
+    due: watch::Sender<Option<Instant>>,
 ) -> anyhow::Result<()> {
     let selection = config.devices.clone();
     let unselected = follow(devices.clone(), |devices| {
@@ -49,7 +51,13 @@ pub async fn attach(
     }
     let mut failure = attach_sockets(&programs, None, &report).await?;
     let (manager, states) = DeviceManager::new(selection.clone(), Arc::clone(&programs));
-    let manager = manager.with_period(PERIOD.min(config.sync_period));
+    let manager = manager.with_period(PERIOD.min(config.sync_period)).with_due(due);
+    let failing = follow(manager.failure(), |failure| {
+        let sentence = |error| {
+            format!("cannot look after the programs on network devices, and new ones get none: {error}")
+        };
+        report("passes over devices", failure.iter().map(sentence).collect());
+    });
     let reports = follow(states, |states| {
         report("devices", problems_of(states));
         let without = states.iter().flatten().filter(|(_, state)| state.is_bare);
@@ -64,7 +72,7 @@ pub async fn attach(
         keep(Arc::clone(&programs), config.sync_period, &report).await
     };
     let devices = async {
-        tokio::join!(manager.run(devices), reports, unselected);
+        tokio::join!(manager.run(devices), reports, failing, unselected);
         anyhow::Ok(())
     };
     tokio::try_join!(devices, sockets).map(drop)

@@ -48,6 +48,8 @@ pub struct Follower {
     seen_devices: Seen<Device>,
     seen_addresses: Seen<Placed>,
     devices: watch::Sender<Devices>,
+    due: watch::Sender<Option<Instant>>,
+    problems: watch::Sender<Vec<String>>,
     /// Whether removed filters of the clsact qdisc are notified of.
     has_filters: bool,
 }
@@ -60,7 +62,17 @@ impl Follower {
         let host = Host { devices: devices.clone(), addresses: seen_addresses.present() };
         let known = facts.read(&host, &HostView::default(), FactsToRead::ALL)?;
         let devices = watch::Sender::new(devices);
-        Ok(Self { facts, known, is_new: false, seen_devices, seen_addresses, devices, has_filters: false })
+        Ok(Self {
+            facts,
+            known,
+            is_new: false,
+            seen_devices,
+            seen_addresses,
+            devices,
+            due: watch::Sender::default(),
+            problems: watch::Sender::default(),
+            has_filters: false,
+        })
     }
 
     /// Also publishes the devices after a filter was removed: packet programs are filters of the clsact qdisc on kernels
@@ -80,13 +92,39 @@ impl Follower {
         self.devices.subscribe()
     }
 
+    /// Returns when the next read is due; `None` before [`Follower::run`].
+    pub fn due(&self) -> watch::Receiver<Option<Instant>> {
+        self.due.subscribe()
+    }
+
+    /// Returns why this machine cannot be followed, as a sentence; none if it is.
+    pub fn problems(&self) -> watch::Receiver<Vec<String>> {
+        self.problems.subscribe()
+    }
+
     /// Sends the state that Services depend on whenever it has changed; returns when the receiver is dropped.
     pub async fn run(mut self, events: Sender<Event>) {
+        self.due.send_replace(Some(Instant::now()));
         while !events.is_closed() {
             if let Err(error) = self.follow(&events).await {
-                tracing::warn!(%error, "cannot watch devices, addresses and routes of this machine; retrying");
+                self.note(Some(&error));
             }
             sleep(RETRY).await;
+        }
+    }
+
+    /// Publishes why this machine cannot be followed, and logs it if it is new; `None`: it is followed.
+    fn note(&self, error: Option<&io::Error>) {
+        let sentence = |error| {
+            format!(
+                "cannot watch devices, addresses and routes of this machine, and new pods get no programs: {error}"
+            )
+        };
+        let problems: Vec<_> = error.map(sentence).into_iter().collect();
+        let is_new =
+            self.problems.send_if_modified(|known| std::mem::replace(known, problems.clone()) != problems);
+        if let Some(error) = error.filter(|_| is_new) {
+            tracing::warn!(%error, "cannot watch devices, addresses and routes of this machine; retrying");
         }
     }
 
@@ -144,6 +182,8 @@ impl Follower {
                     reading = None;
                     schedule.end(Instant::now(), self.is_doubtful());
                     let seen = seen?;
+                    self.due.send_replace(Some(schedule.next()));
+                    self.note(None);
                     if seen != self.known {
                         self.known = seen;
                         self.is_new = true;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::devices::Device;
 use super::follow::Devices;
@@ -73,6 +73,8 @@ pub struct DeviceManager<H> {
     selection: Selection,
     hooks: Arc<H>,
     states: watch::Sender<DeviceStates>,
+    due: watch::Sender<Option<Instant>>,
+    failure: watch::Sender<Option<String>>,
     period: Duration,
 }
 
@@ -80,7 +82,19 @@ impl<H: DeviceHooks> DeviceManager<H> {
     /// Creates a manager, and the receiver of its states.
     pub fn new(selection: Selection, hooks: Arc<H>) -> (Self, watch::Receiver<DeviceStates>) {
         let (states, receiver) = watch::channel(None);
-        (Self { selection, hooks, states, period: PERIOD }, receiver)
+        let (due, failure) = (watch::Sender::default(), watch::Sender::default());
+        (Self { selection, hooks, states, due, failure, period: PERIOD }, receiver)
+    }
+
+    /// Publishes to `due` when the next progress is due: a pass, or a device of it; `None` before the first pass.
+    #[must_use]
+    pub fn with_due(self, due: watch::Sender<Option<Instant>>) -> Self {
+        Self { due, ..self }
+    }
+
+    /// Returns why the last pass could do nothing.
+    pub fn failure(&self) -> watch::Receiver<Option<String>> {
+        self.failure.subscribe()
     }
 
     /// Sets the interval of passes without a change; the default is 10 s.
@@ -92,14 +106,21 @@ impl<H: DeviceHooks> DeviceManager<H> {
     /// Runs until the sender of `devices` is dropped: one pass at the start, one for each list of devices, and periodic ones.
     pub async fn run(self, mut devices: watch::Receiver<Devices>) {
         let (mut retry, mut before) = (RETRY, Ok(BTreeMap::new()));
+        self.due.send_replace(Some(Instant::now()));
         loop {
             let list = devices.borrow_and_update().clone();
             let problems = self.pass(list).await.map_err(|error| error.to_string());
-            if let (Err(error), Ok(_)) = (&problems, &before) {
-                tracing::warn!(error, "cannot look after the programs on network devices; retrying");
-            }
             retry = if problems == before { (2 * retry).min(self.period) } else { RETRY };
             let pause = if problems.as_ref().is_ok_and(BTreeMap::is_empty) { self.period } else { retry };
+            if problems.is_ok() {
+                self.due.send_replace(Some(Instant::now() + pause));
+            }
+            let failure = problems.as_ref().err().cloned();
+            if self.failure.send_if_modified(|known| std::mem::replace(known, failure.clone()) != failure)
+                && let Some(error) = failure
+            {
+                tracing::warn!(error, "cannot look after the programs on network devices; retrying");
+            }
             before = problems;
             if let Ok(Err(_)) = timeout(pause, devices.changed()).await {
                 return;
@@ -110,8 +131,12 @@ impl<H: DeviceHooks> DeviceManager<H> {
     /// Corrects what differs on these devices; returns their problems, by index.
     async fn pass(&self, devices: Devices) -> io::Result<BTreeMap<u32, String>> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
-        let before = self.states.borrow().clone();
-        let work = move || run_pass(&selection, &*hooks, before.as_ref(), &devices);
+        let (before, due) = (self.states.borrow().clone(), self.due.clone());
+        // A pass over many devices takes long, but not a single one of them.
+        let progress = move || {
+            due.send_replace(Some(Instant::now()));
+        };
+        let work = move || run_pass(&selection, &*hooks, before.as_ref(), &devices, &progress);
         let (after, unknown) = spawn_blocking(work).await?;
         let failed = after.iter().filter_map(|(ifindex, state)| Some((*ifindex, state.problem.clone()?)));
         let failed = failed.collect();
@@ -125,22 +150,26 @@ impl<H: DeviceHooks> DeviceManager<H> {
 }
 
 /// Makes one pass over all devices; returns the new state of the selected ones, and why the kernel did not say what is attached.
+/// Calls `progress` after each step.
 fn run_pass<H: DeviceHooks>(
     selection: &Selection,
     hooks: &H,
     before: Option<&BTreeMap<u32, DeviceState>>,
     devices: &Devices,
+    progress: &impl Fn(),
 ) -> (BTreeMap<u32, DeviceState>, Option<io::Error>) {
     let found = match hooks.look() {
         Ok(found) => found,
         Err(error) => return (unseen(selection, before, devices, &error), Some(error)),
     };
+    progress();
     let Reconciled { states, all_detached, is_same } =
-        reconcile(selection, hooks, H::attached(&found), before, devices);
+        reconcile(selection, hooks, H::attached(&found), before, devices, progress);
     let found = if is_same { Ok(found) } else { hooks.look() };
     let is_complete = all_detached && states.values().all(|state| state.problem.is_none());
     // Without a second look, the next pass does the rest.
     if let Ok(found) = found {
+        progress();
         hooks.after_pass(devices, &found, is_complete, selection.left_out(devices).next().is_none());
     }
     (states, None)
@@ -179,6 +208,7 @@ fn reconcile<H: DeviceHooks>(
     attached: BTreeMap<u32, bool>,
     before: Option<&BTreeMap<u32, DeviceState>>,
     devices: &Devices,
+    progress: &impl Fn(),
 ) -> Reconciled {
     let (mut states, mut is_same) = (BTreeMap::new(), true);
     for device in devices.iter().filter(|device| selection.takes(device)) {
@@ -188,6 +218,7 @@ fn reconcile<H: DeviceHooks>(
         let works = complete && known.is_some_and(|state| state.problem.is_none());
         is_same &= works;
         let error = if works { None } else { hooks.attach(device).err() };
+        progress();
         // The next list of devices lacks it.
         if error.as_ref().is_some_and(|error| hooks.is_gone(error)) {
             continue;
@@ -221,6 +252,7 @@ fn reconcile<H: DeviceHooks>(
                     tracing::warn!(ifindex, %error, "cannot remove packet programs");
                 }
             }
+            progress();
         }
     }
     Reconciled { states, all_detached, is_same }
@@ -247,6 +279,8 @@ mod tests {
         /// Whether nothing can be read.
         is_blind: Mutex<bool>,
         is_complete: Mutex<bool>,
+        /// If set, each device waits for a message before it gets its programs.
+        gate: Mutex<Option<std::sync::mpsc::Receiver<()>>>,
     }
 
     impl DeviceHooks for Hooks {
@@ -255,6 +289,9 @@ mod tests {
 
         fn attach(&self, device: &Device) -> Result<(), String> {
             self.calls.lock().unwrap().push(("attach", device.ifindex));
+            if let Some(gate) = &*self.gate.lock().unwrap() {
+                gate.recv().unwrap();
+            }
             if *self.broken.lock().unwrap() == Some(device.ifindex) {
                 return Err("broken".to_owned());
             }
@@ -303,14 +340,51 @@ mod tests {
         Device { ifindex, name: format!("veth{ifindex}"), ethernet: true, ..Device::default() }
     }
 
+    fn list(devices: &[u32]) -> Devices {
+        Seen::start(|| Ok(devices.iter().copied().map(device).collect())).unwrap().present()
+    }
+
+    fn overdue(due: &watch::Receiver<Option<Instant>>) -> Duration {
+        due.borrow().unwrap().elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_pass_makes_progress_with_each_device_and_blocked_one_does_not() {
+        let (open, gate) = std::sync::mpsc::channel();
+        let hooks = Arc::new(Hooks { gate: Mutex::new(Some(gate)), ..Hooks::default() });
+        let (manager, states) = DeviceManager::new(Selection::default(), Arc::clone(&hooks));
+        let due = manager.due.subscribe();
+        assert_eq!(*due.borrow(), None, "nothing is expected before the start");
+        let (_devices, receiver) = watch::channel(list(&[2, 3, 4]));
+        let running = tokio::spawn(manager.run(receiver));
+        let waits_for = async |count| {
+            while hooks.calls.lock().unwrap().len() < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        for device in 1..=3 {
+            waits_for(device).await;
+            tokio::time::advance(Duration::from_secs(50)).await;
+            let late = overdue(&due);
+            assert!(late >= Duration::from_secs(50) && late < Duration::from_mins(1), "{late:?}");
+            open.send(()).unwrap();
+        }
+        while states.borrow().is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(overdue(&due), Duration::ZERO);
+        tokio::time::advance(PERIOD).await;
+        assert_eq!(overdue(&due), Duration::ZERO, "it rests until the next pass");
+        running.abort();
+    }
+
     fn pass(
         hooks: &Hooks,
         before: Option<&BTreeMap<u32, DeviceState>>,
         devices: &[u32],
     ) -> BTreeMap<u32, DeviceState> {
-        let list = || Ok(devices.iter().copied().map(device).collect());
-        let devices = Seen::start(list).unwrap().present();
-        let states = run_pass(&Selection::default(), hooks, before, &devices).0;
+        let devices = list(devices);
+        let states = run_pass(&Selection::default(), hooks, before, &devices, &|| ()).0;
         let has_problem = states.values().any(|state| state.problem.is_some());
         assert_eq!(*hooks.is_complete.lock().unwrap(), !has_problem);
         states
@@ -334,10 +408,7 @@ mod tests {
     async fn programs_that_cannot_be_read_change_nothing() {
         let hooks = Arc::new(Hooks::default());
         let (manager, states) = DeviceManager::new(Selection::default(), Arc::clone(&hooks));
-        let list = |devices: &[u32]| {
-            let list = || Ok(devices.iter().copied().map(device).collect());
-            Seen::start(list).unwrap().present()
-        };
+        let (failure, due) = (manager.failure(), manager.due.subscribe());
         let (devices, receiver) = watch::channel(list(&[2]));
         let running = tokio::spawn(manager.run(receiver));
         while states.borrow().is_none() {
@@ -346,7 +417,10 @@ mod tests {
         let (before, calls) = (states.borrow().clone(), hooks.calls.lock().unwrap().clone());
         *hooks.is_blind.lock().unwrap() = true;
         *hooks.looks.lock().unwrap() = 0;
+        assert_eq!(*failure.borrow(), None);
         tokio::time::sleep(Duration::from_mins(1)).await;
+        assert!(failure.borrow().as_ref().is_some_and(|error| error.contains("open files")), "{failure:?}");
+        assert!(overdue(&due) > Duration::from_secs(45), "such a pass is no progress");
         assert_eq!((states.borrow().clone(), hooks.calls.lock().unwrap().clone()), (before, calls));
         let looks = *hooks.looks.lock().unwrap();
         assert!((5..=10).contains(&looks), "the pause grows: {looks}");

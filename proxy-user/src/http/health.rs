@@ -1,7 +1,8 @@
 //! Whether the agent is healthy, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.37).
 //!
 //! A family is unhealthy if one of its changes has waited for longer than two sync periods, or if the task that owns
-//! the maps has made no progress for that long. A family without a waiting change is healthy, however long ago the last
+//! the maps has made no progress for that long; so are both if a task that keeps the programs on devices has made none for that long,
+//! and for a minute at least ([`SLOWEST`]). A family without a waiting change is healthy, however long ago the last
 //! sync was, and so is every family before the first list.
 //!
 //! `/healthz` also fails if most of a family could not be programmed for longer than two sync periods
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 use super::answer::State;
 use crate::driver::{NodeFate, Status};
+use crate::metrics::recent::SLOWEST;
 use proxy_core::model::net::IpFamily;
 
 /// The state of the syncs of one family.
@@ -41,13 +43,15 @@ pub struct Snapshot {
     pub node_eligible: bool,
     /// How long the task that owns the maps has made no progress.
     pub stalled: Duration,
+    /// How long the progress of a task that keeps the programs on devices has been overdue.
+    pub devices_stalled: Duration,
 }
 
 impl Default for Snapshot {
     /// The state before the first list.
     fn default() -> Self {
         let (v4, v6) = (FamilySync::default(), FamilySync::default());
-        Self { v4, v6, node_eligible: true, stalled: Duration::ZERO }
+        Self { v4, v6, node_eligible: true, stalled: Duration::ZERO, devices_stalled: Duration::ZERO }
     }
 }
 
@@ -94,6 +98,7 @@ impl From<&Status> for Snapshot {
             v6: sync(IpFamily::V6),
             node_eligible: status.node == NodeFate::Stays,
             stalled: status.progress.map_or(Duration::ZERO, |progress| progress.elapsed()),
+            devices_stalled: Duration::ZERO,
         }
     }
 }
@@ -138,9 +143,10 @@ impl HealthReport {
     /// Returns the report; a change may wait for `patience`. `now` is only shown: a step of the system's clock changes no health.
     pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: SystemTime) -> Self {
         let is_recent = |since: Instant| since.elapsed() <= patience;
+        let is_stalled = snapshot.stalled > patience || snapshot.devices_stalled > patience.max(SLOWEST);
         let family = |sync: &FamilySync| FamilyReport {
             last_updated: rfc3339(sync.last_updated),
-            healthy: snapshot.stalled <= patience
+            healthy: !is_stalled
                 && sync.pending_since.is_none_or(is_recent)
                 && (check == Check::Livez || sync.failing_since.is_none_or(is_recent)),
         };
@@ -176,7 +182,8 @@ pub(super) fn report(state: &State, check: Check) -> HealthReport {
     let snapshot = {
         let status = state.status.borrow();
         let bare = state.metrics.bare.first(&status.uplinks);
-        Snapshot::from(&*status).failing(bare.map(|device| device.since))
+        let devices_stalled = state.metrics.recent.longest_overdue();
+        Snapshot { devices_stalled, ..Snapshot::from(&*status).failing(bare.map(|device| device.since)) }
     };
     HealthReport::of(&snapshot, state.patience, check, SystemTime::now())
 }

@@ -185,6 +185,24 @@ async fn uplink_without_programs_makes_the_node_unhealthy_after_two_periods() {
 }
 
 #[tokio::test]
+async fn stalled_task_of_devices_makes_the_agent_unwell_after_a_minute_and_two_periods() {
+    for (patience, codes) in [(1, [200, 503, 503]), (60, [200, 503, 503]), (90, [200, 200, 503])] {
+        let state = State { patience: Duration::from_secs(patience), ..state(Status::default()) };
+        let (due, receiver) = watch::channel(None);
+        state.metrics.recent.expect_progress("reading devices", receiver);
+        let address = start(health_router(state)).await;
+        for (late, code) in [50, 70, 100].into_iter().zip(codes) {
+            due.send_replace(Some(ago(late)));
+            for path in ["/healthz", "/livez"] {
+                assert_eq!(fetch(address, path).await.0, code, "{path} {patience} {late}");
+            }
+        }
+        due.send_replace(Some(Instant::now()));
+        assert_eq!(fetch(address, "/livez").await.0, 200);
+    }
+}
+
+#[tokio::test]
 async fn both_servers_say_when_the_agent_is_unwell() {
     let health = start(health_router(state(unwell()))).await;
     assert_eq!(fetch(health, "/healthz").await.0, 503);

@@ -9,6 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use proxy_common::reason::Reason;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::maps::view::{View, ViewError};
 
@@ -20,6 +22,9 @@ const NOTES: usize = 11;
 /// The cause of the standing faults of socket programs that are not on their hooks: until they are, the agent is not ready.
 pub const SOCKET_PROGRAMS: &str = "socket programs";
 
+/// How long a task may make no progress at least: one step may take seconds, such as XDP on an uplink, which resets its queues.
+pub const SLOWEST: Duration = Duration::from_mins(1);
+
 type Counts = BTreeMap<Reason, u64>;
 
 /// The last records of the counters, and the standing faults.
@@ -28,6 +33,8 @@ pub struct Recent {
     notes: Mutex<VecDeque<Counts>>,
     /// Faults that last until their cause says otherwise: sentences by cause.
     standing: Mutex<BTreeMap<&'static str, Vec<String>>>,
+    /// When tasks have to make their next progress, by what they do.
+    due: Mutex<BTreeMap<&'static str, watch::Receiver<Option<Instant>>>>,
 }
 
 impl Recent {
@@ -61,10 +68,34 @@ impl Recent {
         standing.get(cause).cloned().unwrap_or_default()
     }
 
+    /// Follows a task, named by what it does, that publishes when its next progress is due; `None`: it has not begun.
+    pub fn expect_progress(&self, task: &'static str, due: watch::Receiver<Option<Instant>>) {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).insert(task, due);
+    }
+
+    /// Returns how long the progress of each task has been overdue.
+    fn overdue(&self) -> Vec<(&'static str, Duration)> {
+        let due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let late =
+            |due: &watch::Receiver<Option<Instant>>| due.borrow().map_or(Duration::ZERO, |at| at.elapsed());
+        due.iter().map(|(task, due)| (*task, late(due))).collect()
+    }
+
+    /// Returns how long the progress of a task has been overdue, of the one that is late for the longest time.
+    pub fn longest_overdue(&self) -> Duration {
+        self.overdue().into_iter().map(|(_, late)| late).max().unwrap_or_default()
+    }
+
     /// Returns the standing faults, and what was added to the counters of faults, as sentences.
     pub fn faults(&self) -> Vec<String> {
+        let stalled = self.overdue().into_iter().filter(|(_, late)| *late > SLOWEST);
+        let mut faults: Vec<_> = stalled
+            .map(|(task, _)| {
+                format!("{task} makes no progress, and new pods get no programs; /livez fails if that lasts")
+            })
+            .collect();
         let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut faults: Vec<_> = standing.values().flatten().cloned().collect();
+        faults.extend(standing.values().flatten().cloned());
         faults.extend(self.counted());
         faults
     }
@@ -120,6 +151,22 @@ mod tests {
         assert_eq!(recent.faults(), ["c", "a", "b"]);
         recent.set_standing("manifests", None);
         assert_eq!(recent.faults(), ["c"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn task_without_progress_is_a_fault_after_a_minute() {
+        let recent = Recent::default();
+        let (due, receiver) = watch::channel(None);
+        recent.expect_progress("reading devices", receiver);
+        tokio::time::advance(2 * SLOWEST).await;
+        assert_eq!((recent.longest_overdue(), recent.faults()), (Duration::ZERO, vec![]), "it has not begun");
+        due.send_replace(Some(Instant::now() + SLOWEST));
+        tokio::time::advance(2 * SLOWEST).await;
+        assert_eq!((recent.longest_overdue(), recent.faults()), (SLOWEST, vec![]));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(recent.faults()[0].starts_with("reading devices makes no progress"), "{:?}", recent.faults());
+        due.send_replace(Some(Instant::now()));
+        assert_eq!((recent.longest_overdue(), recent.faults()), (Duration::ZERO, vec![]));
     }
 
     #[test]

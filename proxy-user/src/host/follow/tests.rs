@@ -73,7 +73,9 @@ fn removals_of_a_burst_are_collected() {
 async fn what_was_seen_already_is_not_sent_again() {
     let follower = Follower::start(HostFacts::default()).unwrap();
     let mut last = follower.view().clone();
-    let mut devices = follower.devices();
+    let (mut devices, due) = (follower.devices(), follower.due());
+    follower.note(Some(&io::ErrorKind::ConnectionAborted.into()));
+    let mut problems = follower.problems();
     let (sender, mut events) = mpsc::channel(1);
     let task = tokio::spawn(follower.run(sender));
     // The start of the subscription publishes one list.
@@ -85,8 +87,29 @@ async fn what_was_seen_already_is_not_sent_again() {
         assert_ne!(view, last);
         last = view;
     }
+    timeout(SOON, problems.wait_for(Vec::is_empty)).await.unwrap().unwrap();
+    assert!(due.borrow().unwrap() > Instant::now(), "the next read is due");
     drop(events);
     timeout(SOON, task).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn machine_that_cannot_be_read_is_a_problem_and_no_progress() {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+    let follower = Follower::start(HostFacts::default()).unwrap();
+    let (due, problems) = (follower.due(), follower.problems());
+    assert_eq!(*due.borrow(), None, "nothing is expected before the start");
+    let (sender, _events) = mpsc::channel(1);
+    // This thread gets no socket.
+    let (allow, fail) = (SeccompAction::Allow, SeccompAction::Errno(libc::EMFILE as u32));
+    let calls = [(libc::SYS_socket, Vec::new())].into();
+    let filter = SeccompFilter::new(calls, allow, fail, std::env::consts::ARCH.try_into().unwrap()).unwrap();
+    seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+    let task = tokio::spawn(follower.run(sender));
+    sleep(Duration::from_mins(2)).await;
+    assert!(due.borrow().unwrap().elapsed() >= Duration::from_mins(2));
+    assert!(problems.borrow().join("").ends_with("Too many open files (os error 24)"), "{problems:?}");
+    task.abort();
 }
 
 #[tokio::test]
