@@ -1,7 +1,8 @@
 //! Watches a folder of manifests.
 //!
 //! The files `*.yaml`, `*.yml` and `*.json` are read in the order of their names; subfolders and hidden files are not. If a
-//! file cannot be read or parsed, its previous objects stay, and the other files are used.
+//! file cannot be read or parsed, its previous objects stay, and the other files are used. So it is if a file becomes empty: a full
+//! disk leaves such a file.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -283,6 +284,14 @@ impl File {
                 return false;
             }
         };
+        if self.is_used() && content.trim_ascii().is_empty() {
+            self.digest = None;
+            self.report(
+                path,
+                "it is empty now; to remove its objects, delete it or write an empty List".to_owned(),
+            );
+            return false;
+        }
         let digest = digest(&content);
         if self.digest == Some(digest) {
             return false;

@@ -96,6 +96,36 @@ async fn a_broken_file_keeps_what_it_held() {
     folder.until(&["a=10.96.0.5", "b=10.96.0.2"]).await;
 }
 
+#[test]
+fn file_that_became_empty_keeps_its_objects_and_is_a_problem() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.yaml");
+    let read = |folder: Folder, content: &str| {
+        fs::write(&path, content).unwrap();
+        let (folder, _) = folder.read();
+        let used = folder.objects().0.len();
+        let problems = folder.problems();
+        (folder, used, problems)
+    };
+    let (folder, used, problems) = read(Folder::new(dir.path().to_owned()), "");
+    assert_eq!((used, problems.len()), (0, 0), "it never had an object");
+    let manifest = service("a", "10.96.0.1");
+    let (mut folder, ..) = read(folder, &manifest);
+    for empty in ["", "\n"] {
+        let (after, used, problems) = read(folder, empty);
+        assert_eq!(used, 1);
+        assert!(
+            problems[0].contains("a.yaml is not used: it is empty now; to remove its objects"),
+            "{problems:?}"
+        );
+        folder = after;
+    }
+    let (folder, used, problems) = read(folder, &manifest);
+    assert_eq!((used, problems.len()), (1, 0), "as before");
+    let (_, used, problems) = read(folder, "{apiVersion: v1, kind: List}");
+    assert_eq!((used, problems.len()), (0, 0));
+}
+
 #[tokio::test]
 async fn a_mounted_config_map_is_followed() {
     let dir = TempDir::new().unwrap();
