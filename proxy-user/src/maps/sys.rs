@@ -1,9 +1,10 @@
 //! Batch operations on map elements, for which aya has no calls.
 
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use aya::maps::{MapData, MapError};
 use aya_obj::generated::bpf_map_info;
@@ -72,6 +73,23 @@ pub(crate) fn io_error(error: MapError) -> io::Error {
         MapError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),
     }
+}
+
+/// Returns the mount point of the bpffs of a pin: the nearest ancestor whose parent is on another file system.
+pub(crate) fn mount_point(pin: &Path) -> PathBuf {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    // The pin may not exist yet.
+    let real = pin.ancestors().find_map(|path| fs::canonicalize(path).ok()).unwrap_or_else(|| pin.to_owned());
+    let is_mount = |path: &&Path| path.parent().is_none_or(|above| device(above) != device(path));
+    real.ancestors().find(is_mount).unwrap_or(&real).to_owned()
+}
+
+/// Returns the sentence about a bpffs that is mounted read-only.
+pub(crate) fn read_only(mount: &Path) -> String {
+    let mount = mount.display();
+    format!(
+        "{mount} is mounted read-only; mount it read-write (`mount -o remount,rw {mount}`), or give another bpffs with --bpffs"
+    )
 }
 
 /// Opens the map that is pinned in `folder` by this name.

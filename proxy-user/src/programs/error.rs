@@ -8,6 +8,7 @@ use aya::maps::MapError;
 use aya::programs::ProgramError;
 
 use super::forbidden::Forbidden;
+use crate::maps::sys;
 
 /// An error of [`programs`](crate::programs).
 #[derive(Debug, thiserror::Error)]
@@ -46,12 +47,10 @@ pub enum Error {
         found: Vec<String>,
     },
     /// The bpffs cannot be written to.
-    #[error(
-        "{} is mounted read-only; mount it read-write (`mount -o remount,rw {}`), or give another bpffs with --bpffs", path.display(), path.display()
-    )]
+    #[error("{}", sys::read_only(mount))]
     ReadOnly {
-        /// The mount.
-        path: PathBuf,
+        /// Its mount point.
+        mount: PathBuf,
     },
     /// A user other than root may have written to a directory of pins.
     #[error(
@@ -188,7 +187,7 @@ impl Error {
     /// Returns a function for `map_err`, for a failed `action` on `path`.
     pub(super) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
-            Some(libc::EROFS) => Self::ReadOnly { path: path.to_owned() },
+            Some(libc::EROFS) => Self::ReadOnly { mount: sys::mount_point(path) },
             _ => Self::File { action, path: path.to_owned(), source },
         }
     }
@@ -226,6 +225,16 @@ fn hint(source: &io::Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_of_a_read_only_bpffs_names_its_mount_point() {
+        for pin in ["/proc/sys/net", "/proc/sys/missing/pin"] {
+            let error = Error::file("pin", Path::new(pin))(io::Error::from_raw_os_error(libc::EROFS));
+            let text = error.to_string();
+            assert!(text.starts_with("/proc is mounted read-only;"), "{text}");
+            assert!(text.contains("`mount -o remount,rw /proc`"), "{text}");
+        }
+    }
 
     #[test]
     fn a_rejected_program_tells_the_verdict_and_not_the_log() {

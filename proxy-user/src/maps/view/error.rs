@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use aya::maps::MapError;
 use proxy_common::event::LEASES;
 
+use crate::maps::sys;
+
 /// An error of [`View`](super::View).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -36,8 +38,14 @@ pub enum ViewError {
         /// The path that cannot be read.
         path: PathBuf,
     },
+    /// The bpffs is mounted read-only: a map can be opened only for reading and writing.
+    #[error("{}", sys::read_only(mount))]
+    ReadOnly {
+        /// Its mount point.
+        mount: PathBuf,
+    },
     /// A pin cannot be opened.
-    #[error("cannot open {}: {source}; start `ballast run`, which creates missing maps", path.display())]
+    #[error("cannot open {}: {source}{}", path.display(), hint(source))]
     Open {
         /// The pin.
         path: PathBuf,
@@ -92,10 +100,39 @@ impl ViewError {
             if matches!(e.io_error.kind(), io::ErrorKind::PermissionDenied));
         match source {
             _ if denied => Self::Denied { path: path.to_owned() },
+            MapError::SyscallError(e) if e.io_error.raw_os_error() == Some(libc::EROFS) => {
+                Self::ReadOnly { mount: sys::mount_point(path) }
+            }
             MapError::SyscallError(e) if e.call == "BPF_OBJ_GET" => {
                 Self::Open { path: path.to_owned(), source: e.io_error }
             }
             source => Self::Map { path: path.to_owned(), source: Box::new(source) },
         }
+    }
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "; start `ballast run`, which creates missing maps",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    #[test]
+    fn pin_that_cannot_be_opened_has_the_advice_for_its_cause() {
+        let text = |code| {
+            let io_error = io::Error::from_raw_os_error(code);
+            let source = MapError::SyscallError(SyscallError { call: "BPF_OBJ_GET", io_error });
+            ViewError::map(Path::new("/proc/sys/net"), source).to_string()
+        };
+        assert!(text(libc::ENOENT).ends_with("start `ballast run`, which creates missing maps"));
+        assert!(text(libc::EROFS).starts_with("/proc is mounted read-only; mount it read-write"));
+        assert!(text(libc::EMFILE).ends_with("Too many open files (os error 24)"));
     }
 }

@@ -182,7 +182,7 @@ fn maps(installed: &Installed) -> Vec<CheckLine> {
             return vec![CheckLine::fail(
                 MAPS,
                 why.clone(),
-                "start `ballast run`, which creates missing maps",
+                "do what the message says; `ballast run` creates maps that are missing",
             )];
         }
     };
