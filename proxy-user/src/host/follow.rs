@@ -182,7 +182,7 @@ impl Follower {
                     reading = None;
                     schedule.end(Instant::now(), self.is_doubtful());
                     let seen = seen?;
-                    self.due.send_replace(Some(schedule.next()));
+                    self.due.send_replace(Some(schedule.next().max(schedule.rests_until)));
                     self.note(None);
                     if seen != self.known {
                         self.known = seen;
