@@ -49,6 +49,26 @@ pub struct NodeSettings {
     pub node_port_bind: NodePortBind,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
+    /// How packets reach endpoints on other nodes by DSR.
+    pub dsr: DsrSettings,
+}
+
+/// How packets reach endpoints on other nodes by DSR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DsrSettings {
+    /// Number of flows that may begin on a CPU in a second and keep an entry (`--dsr-flow-rate`); 0: not limited.
+    pub flow_rate: u32,
+}
+
+impl DsrSettings {
+    /// Default of `--dsr-flow-rate`.
+    pub const FLOW_RATE: u32 = 50_000;
+}
+
+impl Default for DsrSettings {
+    fn default() -> Self {
+        Self { flow_rate: Self::FLOW_RATE }
+    }
 }
 
 /// Which sockets are translated when they connect (`--socket-lb`); for other sockets, the packets are translated.
@@ -258,6 +278,7 @@ impl Default for NodeSettings {
             socket_drop: SocketDrop::default(),
             node_port_bind: NodePortBind::default(),
             timeouts: FlowTimeouts::default(),
+            dsr: DsrSettings::default(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Creates the planned flow, and translates its first packet.
 
-use proxy_common::conntrack::SYN_ANSWERS_PER_SEC;
+use proxy_common::PROTO_UDP;
+use proxy_common::conntrack::{SYN_ANSWERS_PER_SEC, may_begin};
 use proxy_common::flow::{
     DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, is_encapsulated, is_masqueraded,
 };
@@ -12,11 +13,12 @@ use super::existing::{Existing, NewFlows, next_of, of_existing};
 use super::new_flow::refuse;
 use super::seen::mark_direct_seen;
 use super::translate::Rewrite;
+use super::{limit, tunnel};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{Counters, FlowTable, Words};
+use crate::env::{Counters, FlowTable, NEW_FLOWS, RateLimit, Time, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::open::{self, Opened};
-use crate::flow::track;
+use crate::flow::track::{self, is_syn};
 use crate::frame::Frame;
 use crate::report;
 use crate::shared::Shared as _;
@@ -41,6 +43,15 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &mut PacketCtx<Words<M>>)
     if flow.has_lost_reply_key(time) { Existing::LostReplyKey } else { Existing::GoesOn }
 }
 
+/// Whether the planned flow to another node gets an entry: this CPU has not begun too many in this second, and the packet is no FIN
+/// or RST, which only continues an entry.
+#[inline(always)]
+fn may_keep_entry<M: RateLimit>(maps: M, ctx: &PacketCtx<Words<M>>, time: Time) -> bool {
+    let rate = time.config.dsr_flow_rate;
+    (ctx.packet.key.proto == PROTO_UDP || may_begin(ctx.packet.tcp_flags))
+        && limit::take(maps, NEW_FLOWS, rate, rate, time)
+}
+
 /// Creates the planned flow, unless the packet has a flow already.
 #[inline(always)]
 pub fn open_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
@@ -51,6 +62,18 @@ where
     let Some(time) = maps.time() else { return Step::Pass };
     let service = ctx.service;
     let is_direct = ctx.plan.bits & STATE_DIRECT != 0;
+    if tunnel::can_bypass::<M>(ctx, time) && !may_keep_entry(maps, ctx, time) {
+        // The flow of a SYN was not looked up yet.
+        return if F::EARLY && is_syn(ctx.packet.tcp_flags) && track::exists(maps, &ctx.packet.key) {
+            Step::Pass
+        } else if !F::EARLY
+            && let Some(next) = of_existing(maps, ctx)
+        {
+            next
+        } else {
+            tunnel::bypass(maps, frame, ctx)
+        };
+    }
     match open::open(maps, ctx, service, time) {
         // Nothing was changed, so the next hook can process the packet.
         Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,

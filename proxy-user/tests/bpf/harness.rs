@@ -367,7 +367,7 @@ impl Harness {
         }
         self.zero_reasons();
         // The previous test may have used up the ICMP answers of a CPU.
-        let map = self.ebpf.map_mut(names::ICMP_RATELIMIT).unwrap();
+        let map = self.ebpf.map_mut(names::RATE_LIMITS).unwrap();
         let mut answers: PerCpuArray<_, u64> = map.try_into().unwrap();
         let cpus = aya::util::nr_cpus().unwrap();
         answers.set(0, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();

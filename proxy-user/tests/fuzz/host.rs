@@ -271,11 +271,7 @@ impl Host {
     /// Runs the XDP stages on a packet. Returns the result as a tc verdict, or `None` if they pass the packet unchanged to tc.
     fn run_early(&self, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> Result<Option<Seen>, String> {
         let packet = HostPacket::new(bytes).edit(edit);
-        let verdict = match ethertype(bytes) {
-            ETHERTYPE_IPV4 => host::run_early(self.v4.maps, packet.early_frame()),
-            ETHERTYPE_IPV6 => host::run_early(self.v6.maps, packet.early_frame()),
-            _ => NEXT,
-        };
+        let verdict = host::run_any_early(self.v4.maps, self.v6.maps, packet.early_frame());
         let seen = seen(verdict, packet)?;
         if seen.outcome != Outcome::Next {
             TAKEN.fetch_add(1, Ordering::Relaxed);

@@ -26,7 +26,9 @@ mod simulation;
 mod sockets;
 mod tunnel;
 mod tunnel_chain;
+mod tunnel_early;
 mod tunnel_families;
+mod tunnel_flood;
 
 use std::vec::Vec;
 

@@ -12,13 +12,13 @@ use super::*;
 use crate::host::skb::{RouteTo, Routes};
 
 #[derive(Clone, Copy)]
-struct Both {
-    v4: HostMaps<V4>,
-    v6: HostMaps<V6>,
+pub(super) struct Both {
+    pub v4: HostMaps<V4>,
+    pub v6: HostMaps<V6>,
 }
 
 /// A family as the outer or inner one.
-trait Side: Net {
+pub(super) trait Side: Net {
     const TUNNEL: u32;
     /// Its number as a payload.
     const PAYLOAD: u8;
@@ -56,7 +56,7 @@ impl Side for V6 {
     }
 }
 
-fn other_node<F: Net>() -> F::Words {
+pub(super) fn other_node<F: Net>() -> F::Words {
     F::addr(8)
 }
 
@@ -74,7 +74,7 @@ fn set_up<F: Side>(backend_flags: u32) -> HostMaps<F> {
 }
 
 /// A node of both families, whose packets to the other node are encapsulated in the family `O`.
-fn both<O: Side>(backend_flags: u32) -> Both {
+pub(super) fn both<O: Side>(backend_flags: u32) -> Both {
     let both = Both { v4: set_up(backend_flags), v6: set_up(backend_flags) };
     let tunnel = Tunnel { addr: other_node::<O>().words(), source: node::<O>().words(), family: O::TUNNEL };
     both.v4.set_tunnel(NUMBER, tunnel);
@@ -83,7 +83,7 @@ fn both<O: Side>(backend_flags: u32) -> Both {
 }
 
 /// Returns the packet with an outer header.
-fn around<O: Side, I: Side>(src: O::Words, dst: O::Words, inner: &[u8]) -> Vec<u8> {
+pub(super) fn around<O: Side, I: Side>(src: O::Words, dst: O::Words, inner: &[u8]) -> Vec<u8> {
     let (addr, port) = backend::<I>();
     let mut header = O::ip(&src, &dst, I::PAYLOAD, 64, inner.len(), 0);
     O::mark(&mut header, tunnel_tag(&addr, port));
