@@ -63,6 +63,11 @@ pub struct NodeConfig {
     pub pods4: Cidr<[u32; 1]>,
     /// The same for IPv6.
     pub pods6: Cidr<[u32; 4]>,
+    /// The range of the sources of outer IPv4 headers (DSR): a hash of the flow selects an address, so that the queues of the receiver's
+    /// network card share the packets between two nodes. [`Cidr::NONE`]: the source is [`Tunnel::source`](crate::node::Tunnel::source).
+    pub dsr_sources4: Cidr<[u32; 1]>,
+    /// The same for IPv6.
+    pub dsr_sources6: Cidr<[u32; 4]>,
     /// Number of flows to other nodes (DSR) that may begin on a CPU in a second. Packets of others are sent by the Maglev table alone,
     /// and keep no entry. 0: not limited.
     pub dsr_flow_rate: u32,
@@ -319,6 +324,8 @@ impl NodeConfig {
             mesh_ports: [0; MESH_PORTS],
             pods4: Cidr::NONE,
             pods6: Cidr::NONE,
+            dsr_sources4: Cidr::NONE,
+            dsr_sources6: Cidr::NONE,
             dsr_flow_rate: 0,
             reserved: 0,
         }

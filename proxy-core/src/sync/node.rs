@@ -392,6 +392,8 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             pod_cgroups: plan.pod_cgroups,
             pods4: range_words(plan.pod_ranges.v4),
             pods6: range_words(plan.pod_ranges.v6),
+            dsr_sources4: range_words(plan.dsr_settings.sources.v4),
+            dsr_sources6: range_words(plan.dsr_settings.sources.v6),
             dsr_flow_rate: plan.dsr_settings.flow_rate,
             uplinks,
             macs: macs(&plan.devices, uplinks),

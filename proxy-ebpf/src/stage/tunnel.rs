@@ -12,7 +12,7 @@ use core::ptr::read_volatile;
 use proxy_common::config::{CONFIG_DSR, CONFIG_IPSEC, NodeConfig};
 use proxy_common::csum::fold;
 use proxy_common::flow::{DIRECTION_FORWARD, is_encapsulated, is_guess, tunnel_hops, tunnel_of};
-use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::node::{Cidr, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
 use proxy_common::prefilter::SPREAD;
 use proxy_common::reason::Reason;
 use proxy_common::select::{is_by_table, tunnel_tag};
@@ -66,6 +66,8 @@ pub trait Outer: EtherType + Read {
     type OuterHeader;
     /// Offset of the time to live, or hop limit.
     const HOPS_AT: u32;
+    /// Returns the range of the sources of outer headers, if there is one.
+    fn sources(config: &NodeConfig) -> &Cidr<Self::Words>;
     /// Returns the outer header for a payload of `length` bytes with the protocol number `proto` and the tag `tag`, and
     /// what the header adds to a checksum over the packet.
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Self::OuterHeader, u64);
@@ -84,6 +86,11 @@ impl Outer for V4 {
     const PROTO: u8 = PROTO_IPIP;
     const HOPS_AT: u32 = 8;
     type OuterHeader = [u32; 5];
+
+    #[inline(always)]
+    fn sources(config: &NodeConfig) -> &Cidr<[u32; 1]> {
+        &config.dsr_sources4
+    }
 
     #[inline(always)]
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> ([u32; 5], u64) {
@@ -123,6 +130,11 @@ impl Outer for V6 {
     type OuterHeader = Outer6;
 
     #[inline(always)]
+    fn sources(config: &NodeConfig) -> &Cidr<[u32; 4]> {
+        &config.dsr_sources6
+    }
+
+    #[inline(always)]
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Outer6, u64) {
         let [l0, l1] = length_field(length);
         let [t0, t1] = tag.to_be_bytes();
@@ -153,17 +165,17 @@ where
     let Some(tunnel) = maps.tunnel(tunnel_of(ctx.plan.bits)) else { return Step::DropFor(Reason::NoRoute) };
     // SAFETY: a map value of plain integers. The agent may replace it with another node at the same time: that node finds
     // no endpoint.
-    let tunnel = unsafe { read_volatile(tunnel) };
+    let mut tunnel = unsafe { read_volatile(tunnel) };
     match tunnel.family {
-        TUNNEL_V4 => encapsulate_in::<M, F, V4>(maps, frame, ctx, &tunnel),
-        TUNNEL_V6 => encapsulate_in::<M, F, V6>(maps, frame, ctx, &tunnel),
+        TUNNEL_V4 => encapsulate_in::<M, F, V4>(maps, frame, ctx, &mut tunnel),
+        TUNNEL_V6 => encapsulate_in::<M, F, V6>(maps, frame, ctx, &mut tunnel),
         // The node has left the cluster.
         _ => Step::DropFor(Reason::NoRoute),
     }
 }
 
 #[inline(always)]
-fn encapsulate_in<M, F, O>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, tunnel: &Tunnel) -> Step
+fn encapsulate_in<M, F, O>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, tunnel: &mut Tunnel) -> Step
 where
     M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite + Outer,
@@ -214,6 +226,12 @@ where
         Ok(true) => {}
         Ok(false) => return Step::TimeExceeded,
         Err(HelperFailed) => return Step::DropFor(Reason::RewriteFailed),
+    }
+    // After the route lookup, which uses the node's own address.
+    if let Some(range) = maps.config().map(O::sources)
+        && range.is_some()
+    {
+        tunnel.source = range.address(ctx.hash).words();
     }
     match push::<F, O, M::Family>(frame, ctx, tunnel) {
         Ok(verdict) => Step::Sent(verdict),
@@ -429,6 +447,7 @@ pub fn noted<M: Node, F: Frame>(maps: M, frame: F) -> u32 {
 fn is_accepted<M, N, F>(outer_maps: M, maps: N, frame: F, outer: &Arrived<Words<M>>) -> bool
 where
     M: Node,
+    M::Family: Outer,
     N: Services + Fragments + Counters,
     N::Family: Outer + Fragmented,
     F: Frame,
@@ -439,10 +458,14 @@ where
         return false;
     }
     let from = outer_maps.node_addr(&header.src) & (NODE_ADDR_INTERNAL | NODE_ADDR_OWN);
-    if from != NODE_ADDR_INTERNAL && !F::EARLY {
+    let range = outer_maps.config().map(<M::Family as Outer>::sources);
+    // Without a range, only the address zero is in it.
+    let is_nodes = from == NODE_ADDR_INTERNAL
+        || from == 0 && range.is_some_and(|range| range.is_some() && range.contains(&header.src));
+    if !is_nodes && !F::EARLY {
         report::reason(maps, Reason::ForeignTunnel);
     }
-    from == NODE_ADDR_INTERNAL
+    is_nodes
 }
 
 /// Removes the outer header, which ends at `end`.

@@ -194,7 +194,7 @@ impl RunConfig {
             node_port_bind: paths.node_port_bind,
             mesh_ports: paths.mesh_ports,
             timeouts: flow_timeouts,
-            dsr: DsrSettings { flow_rate: paths.dsr_flow_rate },
+            dsr: DsrSettings { flow_rate: paths.dsr_flow_rate, sources: paths.dsr_source_ranges },
             ..node_settings(&network, bind_address, kube_proxy.masquerade_mark)?
         };
         node.node_port_addresses.no_loopback = kube_proxy.no_loopback_node_ports;
