@@ -4,7 +4,8 @@
 //!   parse -> classify -+-> established -+-> translate -> forward
 //!                      |   snat_reply   |
 //!                      +-> new_flow -> open_flow -> encapsulate (to the endpoint's node, DSR)
-//!                              \-> drop
+//!                      |       \-> drop
+//!                      +-> decapsulate_early (from another node, DSR), then the next hook
 //! ```
 //!
 //! The stages are those of [`pipeline`](crate::pipeline). A packet that needs another stage, a route that is not known, or an

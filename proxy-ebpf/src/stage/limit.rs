@@ -2,8 +2,8 @@
 
 use crate::env::{RateLimit, Time};
 
-/// Takes a token from the bucket `number` of this CPU, which gets `rate` tokens a second, at most [`MAX_RATE`](proxy_common::config::MAX_RATE), and holds `burst`;
-/// returns `false` if it is empty.
+/// Takes a token from the bucket `number` of this CPU; returns `false` if it is empty. The bucket gets `rate` tokens a second, at most
+/// [`MAX_RATE`](proxy_common::config::MAX_RATE), and holds `burst`.
 #[inline(always)]
 pub fn take<M: RateLimit>(maps: M, number: u32, rate: u32, burst: u32, time: Time) -> bool {
     let Some(bucket) = maps.token_bucket(number) else { return false };

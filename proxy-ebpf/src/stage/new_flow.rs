@@ -17,8 +17,8 @@ use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::existing::{NewFlows, of_existing};
-use super::{classify, martian, source, tunnel};
-use crate::context::{NO_HASH, PacketCtx, encapsulated};
+use super::{classify, martian, source};
+use crate::context::{NO_HASH, PacketCtx, TUNNELLED, encapsulated};
 use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
 use crate::flow::{open, track};
@@ -100,7 +100,8 @@ where
         // The destination was a frontend when the outer header was removed.
         return Step::DropFor(Reason::TunnelNoEndpoint);
     }
-    if ctx.tunnelled == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
+    // The selection may have noted in `tunnelled` that no other node is looked for.
+    if ctx.tunnelled & TUNNELLED == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
         return Step::Pass;
     }
     if !is_frontend {
@@ -279,9 +280,9 @@ where
     // As in nf_conntrack (`tcp_conntracks` of `sNO`), whose invalid packets kube-proxy drops.
     let is_invalid = ctx.packet.key.proto != PROTO_UDP && !may_begin(ctx.packet.tcp_flags);
     if is_invalid && ctx.plan.backend_id != 0 {
-        // The node of the endpoint knows whether the connection exists.
-        let ends = ctx.packet.tcp_flags & tcp::SYN == 0 && tunnel::can_bypass::<M>(ctx, time);
-        return if ends { Ok(Step::OpenFlow) } else { Err(Reason::InvalidState) };
+        // The node of the endpoint may know the connection: the next stage decides.
+        let is_sent = ctx.packet.tcp_flags & tcp::SYN == 0 && is_encapsulated(ctx.plan.bits);
+        return if is_sent { Ok(Step::OpenFlow) } else { Err(Reason::InvalidState) };
     }
     // The node that has encapsulated the packet knows the client's session affinity.
     if ctx.frontend.affinity_secs != 0 && ctx.frontend.slot_count != 0 && ctx.tunnelled == 0 {

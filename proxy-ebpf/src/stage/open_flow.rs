@@ -15,7 +15,7 @@ use super::seen::mark_direct_seen;
 use super::translate::Rewrite;
 use super::{limit, tunnel};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{Counters, FlowTable, NEW_FLOWS, RateLimit, Time, Words};
+use crate::env::{Counters, FlowTable, NEW_FLOWS, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::open::{self, Opened};
 use crate::flow::track::{self, is_syn};
@@ -43,15 +43,6 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &mut PacketCtx<Words<M>>)
     if flow.has_lost_reply_key(time) { Existing::LostReplyKey } else { Existing::GoesOn }
 }
 
-/// Whether the planned flow to another node gets an entry: this CPU has not begun too many in this second, and the packet is no FIN
-/// or RST, which only continues an entry.
-#[inline(always)]
-fn may_keep_entry<M: RateLimit>(maps: M, ctx: &PacketCtx<Words<M>>, time: Time) -> bool {
-    let rate = time.config.dsr_flow_rate;
-    (ctx.packet.key.proto == PROTO_UDP || may_begin(ctx.packet.tcp_flags))
-        && limit::take(maps, NEW_FLOWS, rate, rate, time)
-}
-
 /// Creates the planned flow, unless the packet has a flow already.
 #[inline(always)]
 pub fn open_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
@@ -62,7 +53,13 @@ where
     let Some(time) = maps.time() else { return Step::Pass };
     let service = ctx.service;
     let is_direct = ctx.plan.bits & STATE_DIRECT != 0;
-    if tunnel::can_bypass::<M>(ctx, time) && !may_keep_entry(maps, ctx, time) {
+    // A FIN or RST to another node, which begins no flow.
+    let ends = !F::EARLY
+        && is_encapsulated(ctx.plan.bits)
+        && ctx.packet.key.proto != PROTO_UDP
+        && !may_begin(ctx.packet.tcp_flags);
+    let rate = time.config.dsr_flow_rate;
+    if tunnel::can_bypass::<M>(ctx, time) && (ends || !limit::take(maps, NEW_FLOWS, rate, rate, time)) {
         // The flow of a SYN was not looked up yet.
         return if F::EARLY && is_syn(ctx.packet.tcp_flags) && track::exists(maps, &ctx.packet.key) {
             Step::Pass
@@ -73,6 +70,10 @@ where
         } else {
             tunnel::bypass(maps, frame, ctx)
         };
+    }
+    if ends {
+        report::refused(maps, frame, ctx, service, Reason::InvalidState);
+        return refuse(Reason::InvalidState, ctx.packet.tcp_flags);
     }
     match open::open(maps, ctx, service, time) {
         // Nothing was changed, so the next hook can process the packet.
