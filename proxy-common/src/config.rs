@@ -63,6 +63,16 @@ pub struct NodeConfig {
     pub pods4: Cidr<[u32; 1]>,
     /// The same for IPv6.
     pub pods6: Cidr<[u32; 4]>,
+    /// The range of the sources of outer IPv4 headers (DSR): a hash of the flow selects an address, so that the queues of the receiver's
+    /// network card share the packets between two nodes. [`Cidr::NONE`]: the source is [`Tunnel::source`](crate::node::Tunnel::source).
+    pub dsr_sources4: Cidr<[u32; 1]>,
+    /// The same for IPv6.
+    pub dsr_sources6: Cidr<[u32; 4]>,
+    /// Number of flows to other nodes (DSR) that may begin on a CPU in a second. Packets of others are sent by the Maglev table alone,
+    /// and keep no entry. 0: not limited.
+    pub dsr_flow_rate: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Number of ports in [`NodeConfig::mesh_ports`].
@@ -144,6 +154,9 @@ impl PortRange {
         port.wrapping_sub(self.first) < self.count
     }
 }
+
+/// The highest rate of a token bucket: its product with the jiffies of a second is a number of 32 bits.
+pub const MAX_RATE: u32 = 1_000_000;
 
 /// Number of uplinks that `config` holds; few nodes have more.
 pub const UPLINKS: usize = 3;
@@ -311,6 +324,10 @@ impl NodeConfig {
             mesh_ports: [0; MESH_PORTS],
             pods4: Cidr::NONE,
             pods6: Cidr::NONE,
+            dsr_sources4: Cidr::NONE,
+            dsr_sources6: Cidr::NONE,
+            dsr_flow_rate: 0,
+            reserved: 0,
         }
     }
 }

@@ -299,6 +299,13 @@ pub const fn is_encapsulated(bits: u32) -> bool {
     bits >= STATE_DSR | 1 << STATE_TUNNEL_SHIFT
 }
 
+/// Whether the index has a reply key of a flow with these bits. Replies to packets that this node encapsulates do not pass it: such a
+/// flow has its forward key only, and the source port of its client.
+#[inline(always)]
+pub const fn has_reply_key(bits: u32) -> bool {
+    !is_encapsulated(bits)
+}
+
 /// Returns how often packets of a flow that is encapsulated to another node were encapsulated before, 0 to 3. A flow of a
 /// connection that began with a SYN has 0; [`STATE_WATCH`] has no other meaning without [`STATE_SYN`].
 #[inline(always)]

@@ -191,8 +191,9 @@ pub const FRAGMENTS: &str = "fragments";
 /// The same for IPv6.
 pub const FRAGMENTS6: &str = "fragments6";
 
-/// 0 to the token bucket of a CPU's ICMP errors, 1 to that of its echo replies; array per CPU.
-pub const ICMP_RATELIMIT: &str = "icmp_ratelimit";
+/// 0 to the token bucket of a CPU's ICMP errors, 1 to that of its echo replies, 2 to that of its new flows to other nodes (DSR);
+/// array per CPU.
+pub const RATE_LIMITS: &str = "rate_limits";
 
 /// Family index to the entries of its flow table that the CPU examines next for a new flow; array per CPU, of two.
 pub const CLOCK_WINDOW: &str = "clock_window";
@@ -258,7 +259,7 @@ pub const PRIVATE: &[&str] = &[
     SCRATCH6,
     FIB_CACHE,
     FIB_CACHE6,
-    ICMP_RATELIMIT,
+    RATE_LIMITS,
     CLOCK_WINDOW,
     FRAGMENTS,
     FRAGMENTS6,

@@ -23,6 +23,18 @@ impl<A: Address> Cidr<A> {
         a | b | c | d != 0
     }
 
+    /// Returns the address of the range with this number; of a range of more than 2^64 addresses, one of the first ones.
+    #[inline(always)]
+    pub fn address(&self, number: u64) -> A {
+        let ([a, b, c, d], [e, _, g, h]) = (self.addr.words(), self.mask.words());
+        let (low, high) = (number as u32, (number >> 32) as u32);
+        if size_of::<A>() == size_of::<u32>() {
+            A::from_words([a | low & !e, 0, 0, 0])
+        } else {
+            A::from_words([a, b, c | high & !g, d | low & !h])
+        }
+    }
+
     /// Whether `addr` is in the range.
     #[inline(always)]
     pub fn contains(&self, addr: &A) -> bool {
@@ -211,6 +223,8 @@ pub const DEVICE_GUEST: Device = 1 << 51;
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
     use super::*;
 
     #[test]
@@ -228,6 +242,77 @@ mod tests {
         addr[1] = 1;
         assert!(!range.contains(&addr));
         assert!(!Cidr::NONE.contains(&[10u8, 0, 0, 1]));
+    }
+
+    /// The key of receive side scaling in Microsoft's specification, which drivers use by default.
+    const RSS_KEY: [u8; 40] = [
+        0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
+        0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
+        0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+    ];
+
+    fn toeplitz(input: &[u8]) -> u32 {
+        let bit = |bytes: &[u8], at: usize| u32::from(bytes[at / 8] >> (7 - at % 8) & 1);
+        let key_at = |at: usize| (at..at + 32).fold(0, |word, at| word << 1 | bit(&RSS_KEY, at));
+        (0..input.len() * 8).filter(|at| bit(input, *at) == 1).fold(0, |hash, at| hash ^ key_at(at))
+    }
+
+    fn octets<A: Address>(addr: &A) -> std::vec::Vec<u8> {
+        let all = addr.words().map(u32::to_ne_bytes).concat();
+        all[..size_of::<A>()].to_vec()
+    }
+
+    /// Returns the number of queues, of 8, that get packets of 1,000 flows between two nodes.
+    fn queues<A: Address>(source: impl Fn(u64) -> A, to: &A) -> usize {
+        let mut filled = [false; 8];
+        for flow in 0..1000u16 {
+            let key = crate::flow::FlowKey {
+                src: [u32::from_ne_bytes([192, 0, 2, 7])],
+                dst: [u32::from_ne_bytes([198, 51, 100, 1])],
+                src_port: 20_000 + flow,
+                dst_port: 443,
+                proto: crate::PROTO_TCP,
+                direction: crate::flow::DIRECTION_FORWARD,
+                reserved: 0,
+            };
+            let input = [octets(&source(key.hash(0x5eed))), octets(to)].concat();
+            filled[toeplitz(&input) as usize % 128 % 8] = true;
+        }
+        filled.iter().filter(|is| **is).count()
+    }
+
+    #[test]
+    fn the_hash_of_receive_side_scaling_is_microsofts() {
+        // From the specification: 66.9.149.187:2794 to 161.142.100.80:1766, addresses only.
+        assert_eq!(toeplitz(&[66, 9, 149, 187, 161, 142, 100, 80]), 0x323e_8fc2);
+    }
+
+    #[test]
+    fn sources_of_a_range_fill_the_queues_of_the_receiver() {
+        let v4 = |last| [u32::from_ne_bytes([10, 0, 0, last])];
+        assert_eq!(queues(|_| v4(1), &v4(2)), 1, "one pair of addresses is one queue");
+        for mask in [[255, 255, 255, 0], [255, 240, 0, 0]] {
+            let range = Cidr { addr: [u32::from_ne_bytes([10, 16, 0, 0])], mask: [u32::from_ne_bytes(mask)] };
+            assert!(queues(|hash| range.address(hash), &v4(2)) >= 6, "{mask:?}");
+        }
+        let v6 = |last: u32| [u32::from_ne_bytes([0xfd, 0, 0, 9]), 0, 0, last.to_be()];
+        for mask in [[u32::MAX, u32::MAX, 0, 0], [u32::MAX, u32::MAX, u32::MAX, 0xffff_ff00u32.to_be()]] {
+            let range = Cidr { addr: v6(0), mask };
+            assert!(queues(|hash| range.address(hash), &v6(2)) >= 6, "{mask:x?}");
+        }
+    }
+
+    #[test]
+    fn every_address_of_a_range_has_a_number() {
+        let range =
+            Cidr { addr: [u32::from_ne_bytes([10, 9, 0, 0])], mask: [u32::from_ne_bytes([255, 255, 0, 0])] };
+        let range6 = Cidr { addr: [7, 8, 1 << 31, 0], mask: [u32::MAX, u32::MAX, 1 << 31, 0] };
+        for number in [0, 1, u64::MAX, 0x1234_5678_9abc_def0] {
+            assert!(range.contains(&range.address(number)) && range6.contains(&range6.address(number)));
+        }
+        let found: std::collections::BTreeSet<_> =
+            (0..1u64 << 16).map(|n| range.address(n << 16 | n)).collect();
+        assert_eq!(found.len(), 1 << 16);
     }
 
     #[test]

@@ -187,6 +187,9 @@ reasons! {
     /// The connection was idle when endpoints joined the Service, which has the annotation ballast.io/rebalance: the next request is answered with a TCP reset, so that the client connects again. The endpoint has not got the request.
     Rebalanced = 36, "rebalanced", Reject,
         "No action needed: clients connect again, and send the request again.";
+    /// More connections to other nodes (DSR) began on a CPU than --dsr-flow-rate allows: the packet was sent to the endpoint that the Maglev table selects, without an entry in the flow table. So is a TCP reset or FIN without an entry.
+    FlowBypassed = 37, "flow_bypassed", Pass,
+        "No action needed: the connection works. If the count grows, find out whether a flood of new connections is an attack; if it is not, raise --dsr-flow-rate.";
 }
 
 impl Reason {

@@ -82,7 +82,7 @@ macro_rules! flow_calls {
             fn hash_key(key: &FlowKey<$words>) -> u64 = flow::track::hash_key;
             fn find_key(key: &FlowKey<$words>, hash: u64) -> u64 = flow::track::find_key;
             fn end_flow(index: u32, state: u64, removes: bool) -> bool = flow::track::end;
-            fn touch_flow(packet: &Packet<$words>, index: u32, state: u64, direction: u32) -> () = flow::track::touch;
+            fn touch_flow(packet: &Packet<$words>, index: u32, state: u64, direction: u32) -> bool = flow::track::touch;
             fn close_flow(index: u32, state: u64, closes: u32, was: u64) -> () = flow::track::close;
             fn unlink(index: u32) -> () = flow::index::unlink;
             fn prefetch(hash: u64, reply_hash: u64) -> () = flow::prefetch;
@@ -162,6 +162,7 @@ macro_rules! early_calls {
             fn snat_reply(frame: $frame, ctx: &mut PacketCtx<$words>) -> Step = early::snat_reply;
             fn new_flow(frame: $frame, ctx: &mut PacketCtx<$words>) -> Step = stage::new_flow::new_flow;
             fn open_flow(frame: $frame, ctx: &mut PacketCtx<$words>) -> Step = stage::open_flow::open_flow;
+            fn encapsulate(frame: $frame, ctx: &mut PacketCtx<$words>) -> Step = stage::tunnel::encapsulate;
         }
     };
 }

@@ -133,7 +133,8 @@ pub struct PacketCtx<A> {
     pub packet: Packet<A>,
     /// Hash of the packet's key (see [`FlowKey::hash`]), or [`NO_HASH`].
     pub hash: u64,
-    /// The flow of a backend's packet, as the first program has found it: its number, and the generation in the upper half.
+    /// The flow of a backend's packet, as the first program has found it, or that of a packet that an early hook encapsulates: its
+    /// number, and the generation in the upper half.
     pub found: u64,
     /// The plan of the packet's new flow.
     pub plan: NatPlan<A>,

@@ -3,8 +3,9 @@
 //! ```text
 //!   parse -> classify -+-> established -+-> translate -> forward
 //!                      |   snat_reply   |
-//!                      +-> new_flow -> open_flow
-//!                              \-> drop
+//!                      +-> new_flow -> open_flow -> encapsulate (to the endpoint's node, DSR)
+//!                      |       \-> drop
+//!                      +-> decapsulate_early (from another node, DSR), then the next hook
 //! ```
 //!
 //! The stages are those of [`pipeline`](crate::pipeline). A packet that needs another stage, a route that is not known, or an
@@ -18,7 +19,7 @@ use crate::context::{NO_HASH, PacketCtx};
 use crate::env::Words;
 use crate::frame::{Frame, HelperFailed};
 use crate::header::BROKEN;
-use crate::parse::Parse as _;
+use crate::parse::{Parse as _, Stop};
 use crate::stage::classify;
 use crate::stage::established::{self, Lookup};
 use crate::stage::existing::NewFlows;
@@ -26,12 +27,13 @@ use crate::stage::forward::{self, EtherType};
 use crate::stage::receive::is_for_node;
 use crate::stage::translate::Rewrite;
 use crate::stage::translate::plain::is_plain;
+use crate::stage::tunnel::{self, Outer};
 use crate::step::Step;
 
 /// The stages for one kind of frame; see [`pipeline::Stages`](crate::pipeline::Stages).
 pub trait EarlyStages<F: Frame>: NewFlows<F>
 where
-    Self::Family: Rewrite + EtherType,
+    Self::Family: Rewrite + Outer,
 {
     early_calls!(declare!(), Words<Self>, F);
 }
@@ -72,20 +74,22 @@ fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>, step: S
     }
 }
 
-/// Processes a packet that arrives on a device. Returns [`Step::Sent`], [`Step::Drop`] or [`Step::DropFor`]; with any other
-/// step, the packet passes unchanged.
+/// Processes a packet that arrives on a device. Returns [`Step::Sent`], [`Step::Drop`] or [`Step::DropFor`], or [`Step::Tunnel`] for
+/// [`tunnel::decapsulate_early`]; with any other step, the packet passes unchanged.
 #[inline(always)]
 pub fn ingress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
     M: EarlyStages<F>,
-    M::Family: Rewrite + EtherType,
+    M::Family: Rewrite + Outer,
     F: Frame,
 {
     ctx.packet.key.direction = DIRECTION_FORWARD;
     ctx.packet.key.reserved = 0;
-    // The next hook parses the packet again, and counts the failure.
-    if M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN).is_err() {
-        return Step::Pass;
+    match M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN) {
+        Ok(()) => {}
+        Err(Stop::Tunnel) if tunnel::is_expected(maps) && is_for_node(maps, frame) => return Step::Tunnel,
+        // The next hook parses the packet again, and counts the failure.
+        Err(_) => return Step::Pass,
     }
     let mut step = classify::early(maps, &ctx.packet);
     if step == Step::Pass || !is_for_node(maps, frame) || !is_plain::<F, M::Family>(frame, &ctx.packet) {
@@ -105,5 +109,8 @@ where
     if step == Step::OpenFlow {
         step = maps.open_flow(frame, ctx);
     }
-    if step == Step::Continue { maps.established(frame, ctx, Lookup::Again) } else { step }
+    if step == Step::Continue {
+        step = maps.established(frame, ctx, Lookup::Again);
+    }
+    if step == Step::Encapsulate { maps.encapsulate(frame, ctx) } else { step }
 }

@@ -64,6 +64,11 @@ pub trait Node: Copy + 'static {
     }
     /// Returns the bits of a device in `devices`.
     fn device(self, ifindex: u32) -> Device;
+    /// Whether the program of the early hook is attached to a device (`xdp_devices`).
+    #[inline(always)]
+    fn is_early_device(self, _ifindex: u32) -> bool {
+        false
+    }
     /// Returns the low 32 bits of jiffies.
     fn jiffies(self) -> u32;
     /// Returns a random number.
@@ -279,11 +284,11 @@ pub trait FibCache: Node {
     fn fib_entry(self, number: u32) -> Option<*mut FibEntry<Words<Self>>>;
 }
 
-/// A token bucket, which limits the ICMP answers of a CPU; value of `icmp_ratelimit`.
+/// A token bucket of a CPU; value of `rate_limits`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenBucket {
-    /// Number of answers left.
+    /// Number of tokens left.
     pub tokens: u32,
     /// Time at which tokens were last added, low 32 bits of jiffies.
     pub since: u32,
@@ -293,13 +298,15 @@ pub struct TokenBucket {
 pub const ERRORS: u32 = 0;
 /// Number of the token bucket for echo replies. They have their own, so that pings do not suppress errors.
 pub const ECHO_REPLIES: u32 = 1;
+/// Number of the token bucket for new flows to other nodes (DSR).
+pub const NEW_FLOWS: u32 = 2;
 /// Number of token buckets of a CPU.
-pub const TOKEN_BUCKETS: u32 = 2;
+pub const TOKEN_BUCKETS: u32 = 3;
 
-/// The rate limit of ICMP answers.
+/// What a CPU does at a limited rate.
 pub trait RateLimit: Node {
-    /// Returns this CPU's token bucket for [`ERRORS`] or [`ECHO_REPLIES`].
-    fn icmp_ratelimit(self, number: u32) -> Option<*mut TokenBucket>;
+    /// Returns this CPU's token bucket for [`ERRORS`], [`ECHO_REPLIES`] or [`NEW_FLOWS`].
+    fn token_bucket(self, number: u32) -> Option<*mut TokenBucket>;
 }
 
 /// An event for the listeners (`ballast monitor`): a reason, or a new flow.

@@ -195,7 +195,8 @@ pub trait Frame: Copy {
     fn push_link_header(self, bytes: u32) -> Result<(), HelperFailed>;
     /// Inserts room of `bytes` bytes after the link-layer header.
     fn make_room(self, bytes: u16) -> Result<(), HelperFailed>;
-    /// Inserts room of `bytes` bytes after the link-layer header for an outer IP header; `v6`: of IPv6.
+    /// Inserts room of `bytes` bytes after the link-layer header for an outer IP header; `v6`: of IPv6. At an early hook, the
+    /// link-layer header is undefined afterwards.
     fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed>;
     /// Does the same for a packet that the kernel still marks as encapsulated (`skb->encapsulation`): the kernel refuses to
     /// mark a packet twice. The offsets of the inner headers that the kernel has noted are correct again after the new outer
@@ -204,6 +205,28 @@ pub trait Frame: Copy {
     /// Removes the outer IP header of `bytes` bytes. `mixed`: the inner header is of the other family; `v6`: the inner header
     /// is IPv6.
     fn decapsulate(self, bytes: u16, mixed: bool, v6: bool) -> Result<(), HelperFailed>;
+    /// Makes room for a note in front of the packet: what an early hook tells the next one about it. The note is zero. Fails without
+    /// a change if the driver has no room for notes.
+    #[inline(always)]
+    fn add_note(self) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+    /// Writes the note, for which there is room.
+    #[inline(always)]
+    fn set_note(self, _note: [u32; 2]) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
+    /// Returns what is in the place of a note.
+    #[inline(always)]
+    fn note(self) -> Option<[u32; 2]> {
+        None
+    }
+    /// Removes `bytes` bytes at the start of the packet, behind a note; the link-layer header is undefined afterwards. For early
+    /// hooks. Fails without a change.
+    #[inline(always)]
+    fn cut_head(self, _bytes: u32) -> Result<(), HelperFailed> {
+        Err(HelperFailed)
+    }
     /// Cuts or extends the packet to `length` bytes.
     fn set_length(self, length: u32) -> Result<(), HelperFailed>;
     /// Looks up the route of a packet with these addresses and this length that arrived on the hook's device.

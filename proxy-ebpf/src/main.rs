@@ -147,14 +147,14 @@ mod programs {
     /// With frags, since a device with a large MTU accepts no other program. Packets in several buffers pass.
     #[xdp(frags)]
     pub fn xdp_ingress(ctx: XdpContext) -> u32 {
-        hook::early(&ctx)
+        hook::early(&ctx, false)
     }
 
     /// The same for generic XDP, without frags: with frags, packets began with the IP header for programs at tc ingress
     /// (Linux 6.18).
     #[xdp]
     pub fn xdp_generic(ctx: XdpContext) -> u32 {
-        hook::early(&ctx)
+        hook::early(&ctx, true)
     }
 
     /// Lists the UDP sockets of a network namespace that are connected to a Service.

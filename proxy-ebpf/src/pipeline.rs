@@ -9,7 +9,7 @@
 //!                                |       ^ another backend: established -> eject (a refusal) -> drop
 //!                                |       its endpoint left: established -> reset (TCP, back to the client)
 //!                                +-> icmp -> answer_echo (back to the client)
-//!                                +-> tunnel -> tunnelled -> established (from another node, DSR)
+//!                                +-> tunnel -> tunnelled -> established (from another node, DSR; or XDP has removed the outer header)
 //! ```
 //!
 //! Foreign packets pass after `classify`.
@@ -50,7 +50,12 @@ where
     M::Family: Ip,
     F: Frame,
 {
-    let step = match enter::parse(maps, frame, ctx, DIRECTION_FORWARD) {
+    ctx.tunnelled = tunnel::noted(maps, frame);
+    let parsed = enter::parse(maps, frame, ctx, DIRECTION_FORWARD);
+    if ctx.tunnelled != 0 {
+        return tunnel::tunnelled(parsed);
+    }
+    let step = match parsed {
         Parsed::Packet => classify::incoming(maps, &ctx.packet),
         Parsed::Icmp => Step::Icmp,
         Parsed::Tunnel if tunnel::is_expected(maps) => Step::Tunnel,
@@ -75,6 +80,7 @@ where
     M::Family: Ip,
     F: Frame,
 {
+    ctx.tunnelled = 0;
     match enter::parse(maps, frame, ctx, DIRECTION_REPLY) {
         Parsed::Packet => match classify::find_reply(maps, ctx) {
             Some(lookup) => lookup.into(),
@@ -112,7 +118,11 @@ where
     F: Frame,
 {
     ctx.hash = NO_HASH;
-    (ctx.tunnelled, ctx.retried) = (0, 0);
+    ctx.retried = 0;
+    if ctx.tunnelled != 0 {
+        // The packet may pass another device of this node. Without a note there is nothing to delete.
+        let _ = frame.set_note([0; 2]);
+    }
     let mut step = first;
     if step == Step::Reply {
         step = established::reply(maps, frame, ctx);

@@ -557,6 +557,9 @@ fn node_entries_round_trip() {
         pod_cgroups: [4, 5],
         pods4: Cidr { addr: [10], mask: [!0] },
         pods6: Cidr { addr: [0xfd; 4], mask: [!0, !0, 0, 0] },
+        dsr_sources4: Cidr { addr: [11], mask: [!0] },
+        dsr_sources6: Cidr { addr: [0xfc; 4], mask: [!0, 0, 0, 0] },
+        dsr_flow_rate: 9,
         uplinks: [7, 8, 0],
         macs: [70, 80, 0],
     };

@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::config::{MESH_PORTS, NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES, seconds};
 use serde::{Serialize, Serializer};
 
@@ -49,6 +49,92 @@ pub struct NodeSettings {
     pub node_port_bind: NodePortBind,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
+    /// How packets reach endpoints on other nodes by DSR.
+    pub dsr: DsrSettings,
+}
+
+/// How packets reach endpoints on other nodes by DSR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DsrSettings {
+    /// Number of flows that may begin on a CPU in a second and keep an entry (`--dsr-flow-rate`); 0: not limited.
+    pub flow_rate: u32,
+    /// Ranges of the sources of outer headers.
+    pub sources: DsrSources,
+}
+
+/// The ranges from which all nodes take the sources of the packets that they encapsulate (`--dsr-source-ranges`), at most one of each
+/// family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DsrSources {
+    /// IPv4.
+    pub v4: Option<Ipv4Net>,
+    /// IPv6.
+    pub v6: Option<Ipv6Net>,
+}
+
+/// A value of `--dsr-source-ranges` that is no list of ranges.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DsrSourcesError {
+    /// The text is no range.
+    #[error("{0:?} is no range of addresses")]
+    NoRange(String),
+    /// The range has too few addresses, or is all addresses of its family.
+    #[error("{0}: a range has at least 256 addresses, and is not all of its family")]
+    Size(IpNet),
+    /// There is more than one range of a family.
+    #[error("{0}: at most one range of each address family")]
+    Twice(IpNet),
+}
+
+impl DsrSources {
+    /// Bits of an address that the hash of a flow selects, at least. With fewer, the packets may reach a part of the queues only.
+    const BITS: u8 = 8;
+}
+
+impl FromStr for DsrSources {
+    type Err = DsrSourcesError;
+
+    fn from_str(text: &str) -> Result<Self, DsrSourcesError> {
+        let mut found = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let range: IpNet = part.parse().map_err(|_| DsrSourcesError::NoRange(part.to_owned()))?;
+            if range.prefix_len() == 0 || range.max_prefix_len() - range.prefix_len() < Self::BITS {
+                return Err(DsrSourcesError::Size(range));
+            }
+            let is_first = match range {
+                IpNet::V4(range) => found.v4.replace(range.trunc()).is_none(),
+                IpNet::V6(range) => found.v6.replace(range.trunc()).is_none(),
+            };
+            if !is_first {
+                return Err(DsrSourcesError::Twice(range));
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Display for DsrSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges = [self.v4.map(IpNet::V4), self.v6.map(IpNet::V6)].into_iter().flatten();
+        f.write_str(&ranges.map(|range| range.to_string()).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl Serialize for DsrSources {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl DsrSettings {
+    /// Default of `--dsr-flow-rate`.
+    pub const FLOW_RATE: u32 = 50_000;
+}
+
+impl Default for DsrSettings {
+    fn default() -> Self {
+        Self { flow_rate: Self::FLOW_RATE, sources: DsrSources::default() }
+    }
 }
 
 /// Which sockets are translated when they connect (`--socket-lb`); for other sockets, the packets are translated.
@@ -258,6 +344,7 @@ impl Default for NodeSettings {
             socket_drop: SocketDrop::default(),
             node_port_bind: NodePortBind::default(),
             timeouts: FlowTimeouts::default(),
+            dsr: DsrSettings::default(),
         }
     }
 }
@@ -328,6 +415,19 @@ impl Conntrack {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dsr_sources_are_one_range_of_each_family() {
+        let parse = |text: &str| text.parse::<DsrSources>();
+        for text in ["", "10.9.0.0/16", "fd00:9::/64", "10.9.0.0/24,fd00:9::/120"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(parse("10.9.1.1/16").unwrap().to_string(), "10.9.0.0/16");
+        for text in ["10.9.0.1", "10.9.0.0/25", "0.0.0.0/0", "fd00::/121", "10.9.0.0/16,10.8.0.0/16", "none"]
+        {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn mesh_ports_are_a_list_of_at_most_four_ports_or_none() {

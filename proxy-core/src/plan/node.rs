@@ -10,8 +10,8 @@ use proxy_common::node::{DEVICE_SOURCES, DEVICE_UPLINK, Device, SERVICE_CIDRS};
 
 use crate::model::net::IpFamily;
 use crate::model::settings::{
-    DetectLocal, FlowTimeouts, MeshPorts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop,
-    SocketLb, UnallocatedAddresses,
+    DetectLocal, DsrSettings, FlowTimeouts, MeshPorts, NodePortAddresses, NodePortBind, NodeSettings,
+    SocketDrop, SocketLb, UnallocatedAddresses,
 };
 use crate::model::{DeviceKind, HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
 
@@ -67,6 +67,8 @@ pub struct NodePlan {
     pub mesh_ports: MeshPorts,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
+    /// How packets reach endpoints on other nodes by DSR.
+    pub dsr_settings: DsrSettings,
     /// Ids of the cgroups of pods; all 0: not known.
     pub pod_cgroups: [u64; POD_CGROUPS],
     /// The ranges of this node's pods, the first of each family.
@@ -189,6 +191,7 @@ pub fn plan_node(
         node_port_bind: settings.node_port_bind,
         mesh_ports: settings.mesh_ports,
         timeouts: settings.timeouts,
+        dsr_settings: settings.dsr,
         pod_cgroups: host.pod_cgroups,
         pod_ranges,
         host_netns: host.netns_cookie,

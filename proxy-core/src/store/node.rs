@@ -203,6 +203,12 @@ pub struct ConfigRow {
     pub pods4: Cidr<[u32; 1]>,
     /// See [`NodeConfig::pods6`].
     pub pods6: Cidr<[u32; 4]>,
+    /// See [`NodeConfig::dsr_sources4`].
+    pub dsr_sources4: Cidr<[u32; 1]>,
+    /// See [`NodeConfig::dsr_sources6`].
+    pub dsr_sources6: Cidr<[u32; 4]>,
+    /// See [`NodeConfig::dsr_flow_rate`].
+    pub dsr_flow_rate: u32,
     /// See [`NodeConfig::uplinks`].
     pub uplinks: [u32; UPLINKS],
     /// See [`NodeConfig::macs`].
@@ -221,6 +227,9 @@ impl Default for ConfigRow {
             pod_cgroups: [0; POD_CGROUPS],
             pods4: Cidr::NONE,
             pods6: Cidr::NONE,
+            dsr_sources4: Cidr::NONE,
+            dsr_sources6: Cidr::NONE,
+            dsr_flow_rate: 0,
             uplinks: [0; UPLINKS],
             macs: [0; UPLINKS],
         }
@@ -240,6 +249,9 @@ impl ConfigRow {
             pod_cgroups: entry.pod_cgroups,
             pods4: entry.pods4,
             pods6: entry.pods6,
+            dsr_sources4: entry.dsr_sources4,
+            dsr_sources6: entry.dsr_sources6,
+            dsr_flow_rate: entry.dsr_flow_rate,
             uplinks: entry.uplinks,
             macs: entry.macs,
         }
@@ -256,6 +268,9 @@ impl ConfigRow {
         entry.pod_cgroups = self.pod_cgroups;
         entry.pods4 = self.pods4;
         entry.pods6 = self.pods6;
+        entry.dsr_sources4 = self.dsr_sources4;
+        entry.dsr_sources6 = self.dsr_sources6;
+        entry.dsr_flow_rate = self.dsr_flow_rate;
         entry.uplinks = self.uplinks;
         entry.macs = self.macs;
     }
@@ -375,6 +390,9 @@ mod tests {
                 pod_cgroups: [number, 7],
                 pods4: range(flags),
                 pods6: Cidr { addr: [flags; 4], mask: [!0, !0, 0, 0] },
+                dsr_sources4: range(!flags),
+                dsr_sources6: Cidr { addr: [!flags; 4], mask: [!0, 0, 0, 0] },
+                dsr_flow_rate: flags,
                 uplinks,
                 macs: uplinks.map(u64::from),
             };

@@ -5,7 +5,7 @@ use proxy_common::conntrack::{
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_SNAT, STATE_SYN, STATE_USED, bits_of,
-    with_bits,
+    has_reply_key, with_bits,
 };
 use proxy_common::reason::Reason;
 use proxy_common::select::{random_slot, source_port};
@@ -91,9 +91,13 @@ pub fn open<M: FlowTable>(
     };
     let Some(entry) = maps.entry(index) else { return Err(Reason::FlowTableFull) };
     entry.fill(&NewFlow { packet: &ctx.packet, plan: &ctx.plan, service, now });
-    let mut leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), ctx.plan.reply_hash);
-    if leads_to != index {
-        leads_to = add_reply_key(maps, index, ctx.plan.bits & STATE_SNAT);
+    let mut leads_to = index;
+    // Replies to packets that this node encapsulates do not pass it.
+    if has_reply_key(ctx.plan.bits) {
+        leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), ctx.plan.reply_hash);
+        if leads_to != index {
+            leads_to = add_reply_key(maps, index, ctx.plan.bits & STATE_SNAT);
+        }
     }
     if leads_to == index {
         leads_to = maps.add_key(index, u32::from(DIRECTION_FORWARD), ctx.hash);

@@ -9,7 +9,8 @@ use proxy_common::conntrack::{
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
-    STATE_SYN, bits_of, frontend_window, generation_of, holds_flow, is_encapsulated, with_bits,
+    STATE_SYN, bits_of, frontend_window, generation_of, has_reply_key, holds_flow, is_encapsulated,
+    with_bits,
 };
 
 use super::index;
@@ -97,7 +98,7 @@ pub fn find_key<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u6
 
 /// Returns the flow for a number from the index, if its entry still holds the same flow.
 #[inline(always)]
-fn as_found<M: FlowTable>(maps: M, found: u64) -> Option<Tracked<M>> {
+pub fn as_found<M: FlowTable>(maps: M, found: u64) -> Option<Tracked<M>> {
     let (index, generation) = (found as u32, (found >> 32) as u32);
     let flow = Tracked::at(maps, index)?;
     (generation_of(flow.state) == generation).then_some(flow)
@@ -130,10 +131,15 @@ pub fn end<M: FlowTable>(maps: M, index: u32, state: u64, removes: bool) -> bool
 
 /// Updates the flow of an entry, whose state word is `state`, for one of its packets; see [`Tracked::touch`].
 #[inline(always)]
-pub fn touch<M: FlowTable>(maps: M, packet: &Packet<Words<M>>, index: u32, state: u64, direction: u32) {
-    if let (Some(time), Some(entry)) = (maps.time(), maps.entry(index)) {
-        Tracked { maps, index, state, entry }.touch(packet, direction as u8, time);
-    }
+pub fn touch<M: FlowTable>(
+    maps: M,
+    packet: &Packet<Words<M>>,
+    index: u32,
+    state: u64,
+    direction: u32,
+) -> bool {
+    let (Some(time), Some(entry)) = (maps.time(), maps.entry(index)) else { return true };
+    Tracked { maps, index, state, entry }.touch(packet, direction as u8, time)
 }
 
 /// Adds the bits of a FIN or RST to the flow of an entry after another CPU has changed its state to `state`: both ends may close
@@ -176,6 +182,12 @@ impl<M: FlowTable> Tracked<M> {
     #[inline(always)]
     pub fn bits(&self) -> u32 {
         bits_of(self.state)
+    }
+
+    /// Returns the number of the flow, for [`as_found`]: the index, and the generation in the upper half.
+    #[inline(always)]
+    pub fn number(&self) -> u64 {
+        u64::from(generation_of(self.state)) << 32 | u64::from(self.index)
     }
 
     /// Whether the flow has been silent for longer than its timeout.
@@ -281,8 +293,8 @@ impl<M: FlowTable> Tracked<M> {
 
     /// Does the same as [`Self::touch`], by a call of a subprogram: for code that does not run for every packet.
     #[inline(always)]
-    pub fn touch_called(&self, packet: &Packet<Words<M>>, direction: u8) {
-        self.maps.touch_flow(packet, self.index, self.state, u32::from(direction));
+    pub fn touch_called(&self, packet: &Packet<Words<M>>, direction: u8) -> bool {
+        self.maps.touch_flow(packet, self.index, self.state, u32::from(direction))
     }
 
     /// Whether the frontend of a UDP flow has to be looked up again: with the client's first packet in every 256 jiffies. Nothing else
@@ -314,6 +326,7 @@ impl<M: FlowTable> Tracked<M> {
     pub fn has_lost_reply_key(&self, time: Time) -> bool {
         time.now.wrapping_sub(self.entry.last_seen().load()) > time.config.hz
             && !index::is_linked(self.maps, self.index, self.entry, DIRECTION_REPLY)
+            && has_reply_key(opaque(u64::from(self.bits())) as u32)
     }
 
     /// Adds the reply key again. If another flow has the key by now, that flow gets the replies.

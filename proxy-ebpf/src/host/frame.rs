@@ -84,6 +84,13 @@ impl HostPacket {
     }
 }
 
+impl HostFrame<'_, true> {
+    /// Does what the driver does after XDP.
+    pub(super) fn after_early_hook(self) {
+        self.skb().set_ethertype();
+    }
+}
+
 /// Returns the first `length` bytes of a value; an error if there are not so many, or `length` is 0.
 fn bytes_of<T>(value: &T, length: usize) -> Result<&[u8], HelperFailed> {
     if length == 0 || length > size_of::<T>() {
@@ -97,7 +104,7 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
     const EARLY: bool = IS_EARLY;
 
     fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
-        header::walk_extensions(self, proto, offset)
+        if IS_EARLY { header::BROKEN } else { header::walk_extensions(self, proto, offset) }
     }
 
     fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
@@ -215,7 +222,11 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
     }
 
     fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed> {
-        self.skb().encapsulate(usize::from(bytes), v6)
+        if IS_EARLY {
+            self.skb().adjust_head(usize::from(bytes))
+        } else {
+            self.skb().encapsulate(usize::from(bytes), v6)
+        }
     }
 
     fn encapsulate_again(self, bytes: u16) -> Result<(), HelperFailed> {
@@ -224,6 +235,28 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
 
     fn decapsulate(self, bytes: u16, _mixed: bool, v6: bool) -> Result<(), HelperFailed> {
         self.skb().decapsulate(usize::from(bytes), v6)
+    }
+
+    fn add_note(self) -> Result<(), HelperFailed> {
+        let mut skb = self.skb();
+        if !skb.takes_notes || skb.headroom < size_of::<[u32; 2]>() {
+            return Err(HelperFailed);
+        }
+        skb.note = Some([0; 2]);
+        Ok(())
+    }
+
+    fn set_note(self, note: [u32; 2]) -> Result<(), HelperFailed> {
+        *self.skb().note.as_mut().ok_or(HelperFailed)? = note;
+        Ok(())
+    }
+
+    fn note(self) -> Option<[u32; 2]> {
+        self.skb().note
+    }
+
+    fn cut_head(self, bytes: u32) -> Result<(), HelperFailed> {
+        self.skb().cut_head(bytes as usize)
     }
 
     fn set_length(self, length: u32) -> Result<(), HelperFailed> {

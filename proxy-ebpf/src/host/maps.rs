@@ -60,6 +60,7 @@ pub(super) struct Tables<A: Address> {
     pub node_addrs: BTreeMap<A, NodeAddr>,
     pub tunnels: BTreeMap<u32, Tunnel>,
     pub devices: BTreeMap<u32, Device>,
+    pub early_devices: BTreeSet<u32>,
     pub services: BTreeMap<ServiceKey<A>, ServiceEntry>,
     /// Number of the next lookups of a Service that find nothing, since the agent replaces the entry.
     pub service_misses: u32,
@@ -82,7 +83,7 @@ pub(super) struct Tables<A: Address> {
     pub opens_flows: bool,
     pub fragments: BTreeMap<FragmentKey<A>, FragmentEntry>,
     pub fib_cache: Vec<FibEntry<A>>,
-    pub icmp_ratelimit: [TokenBucket; TOKEN_BUCKETS as usize],
+    pub rate_limits: [TokenBucket; TOKEN_BUCKETS as usize],
     pub service_stats: Vec<ServiceStats>,
     pub backend_connections: Vec<u64>,
     pub reasons: Vec<u64>,
@@ -119,6 +120,7 @@ impl<A: Address> Tables<A> {
             node_addrs: BTreeMap::new(),
             tunnels: BTreeMap::new(),
             devices: BTreeMap::new(),
+            early_devices: BTreeSet::new(),
             services: BTreeMap::new(),
             service_misses: 0,
             slots: std::vec![0; ids],
@@ -140,7 +142,7 @@ impl<A: Address> Tables<A> {
             opens_flows: true,
             fragments: BTreeMap::new(),
             fib_cache: std::vec![no_route; FIB_CACHE_ENTRIES],
-            icmp_ratelimit: [TokenBucket::default(); TOKEN_BUCKETS as usize],
+            rate_limits: [TokenBucket::default(); TOKEN_BUCKETS as usize],
             service_stats: std::vec![ServiceStats::default(); ids],
             backend_connections: std::vec![0; ids],
             reasons: std::vec![0; Reason::COUNT as usize],
@@ -219,6 +221,10 @@ impl<F: Family> Node for HostMaps<F> {
 
     fn device(self, ifindex: u32) -> Device {
         at!(self, devices).get(&ifindex).copied().unwrap_or(0)
+    }
+
+    fn is_early_device(self, ifindex: u32) -> bool {
+        at!(self, early_devices).contains(&ifindex)
     }
 
     fn jiffies(self) -> u32 {
@@ -390,8 +396,8 @@ impl<F: Family> FibCache for HostMaps<F> {
 }
 
 impl<F: Family> RateLimit for HostMaps<F> {
-    fn icmp_ratelimit(self, number: u32) -> Option<*mut TokenBucket> {
-        at!(self, icmp_ratelimit).get_mut(number as usize).map(core::ptr::from_mut)
+    fn token_bucket(self, number: u32) -> Option<*mut TokenBucket> {
+        at!(self, rate_limits).get_mut(number as usize).map(core::ptr::from_mut)
     }
 }
 

@@ -107,12 +107,40 @@ fn inner<F: Ip, I: Ip>(
 }
 
 /// Runs the program of the early hook with a packet of the maps' family. Returns the program's verdict; [`NEXT`]: the packet
-/// continues to tc.
+/// continues to tc. Encapsulated packets continue unchanged (see [`run_any_early`]).
 pub fn run_early<F: Ip>(maps: HostMaps<F>, frame: HostFrame<'_, true>) -> i32 {
-    match maps.with_scratch(|ctx| early::ingress(maps, frame, ctx)) {
-        step @ (Step::Sent(_) | Step::Drop | Step::DropFor(_)) => {
-            pipeline::finish::<_, HostFrame<'_>>(maps, step)
-        }
+    let step = maps.with_scratch(|ctx| early::ingress(maps, frame, ctx));
+    early_verdict(maps, step)
+}
+
+/// Does the same for a packet of either family; packets of other protocols pass.
+pub fn run_any_early(v4: HostMaps<V4>, v6: HostMaps<V6>, frame: HostFrame<'_, true>) -> i32 {
+    match frame.ethertype() {
+        ETHERTYPE_IPV4 => run_either_early(v4, (v4, v6), frame),
+        ETHERTYPE_IPV6 => run_either_early(v6, (v4, v6), frame),
+        _ => NEXT,
+    }
+}
+
+fn run_either_early<F: Ip>(maps: HostMaps<F>, (v4, v6): Both, frame: HostFrame<'_, true>) -> i32 {
+    let step = match maps.with_scratch(|ctx| early::ingress(maps, frame, ctx)) {
+        Step::Tunnel => match tunnel::outer(maps, frame) {
+            Ok(outer) => match outer.header.proto {
+                PROTO_IPIP => tunnel::decapsulate_early(maps, v4, frame, &outer),
+                PROTO_IPV6 => tunnel::decapsulate_early(maps, v6, frame, &outer),
+                _ => Step::Pass,
+            },
+            Err(step) => step,
+        },
+        step => step,
+    };
+    frame.after_early_hook();
+    early_verdict(maps, step)
+}
+
+fn early_verdict<F: Ip>(maps: HostMaps<F>, step: Step) -> i32 {
+    match step {
+        Step::Sent(_) | Step::Drop | Step::DropFor(_) => pipeline::finish::<_, HostFrame<'_>>(maps, step),
         _ => NEXT,
     }
 }

@@ -58,6 +58,16 @@ impl<F: Family> HostMaps<F> {
         at!(self, devices).insert(ifindex, bits);
     }
 
+    /// Sets whether the program of the early hook is attached to a device.
+    pub fn set_early_device(self, ifindex: u32, is_attached: bool) {
+        let devices = at!(self, early_devices);
+        if is_attached {
+            devices.insert(ifindex)
+        } else {
+            devices.remove(&ifindex)
+        };
+    }
+
     fn set_bit(self, (word, mask): (u32, u64)) {
         self.set_prefilter(word, mask);
     }

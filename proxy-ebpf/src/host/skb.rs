@@ -140,7 +140,16 @@ pub struct Skb {
     pub mark: u32,
     /// Where a program has redirected the packet.
     pub redirect: Option<Redirect>,
+    /// Number of bytes by which an early hook can extend the packet at its start.
+    pub headroom: usize,
+    /// Whether the driver has room for a note (`bpf_xdp_adjust_meta`).
+    pub takes_notes: bool,
+    /// The note in front of the packet.
+    pub note: Option<[u32; 2]>,
 }
+
+/// `XDP_PACKET_HEADROOM`.
+const HEADROOM: usize = 256;
 
 /// Maximum length to which a program may extend a packet (about `BPF_SKB_MAX_LEN`).
 const MAX_LENGTH: usize = 65_535 + ETHERNET;
@@ -244,6 +253,37 @@ impl Skb {
         Ok(())
     }
 
+    /// `bpf_xdp_adjust_head`, growing: the new bytes are undefined, and so is the link-layer header.
+    pub(super) fn adjust_head(&mut self, count: usize) -> Result<(), HelperFailed> {
+        if count > self.headroom {
+            return Err(HelperFailed);
+        }
+        let network = self.network;
+        self.insert(0, count)?;
+        self.network = network;
+        self.bytes = Bytes::new(self.as_slice(), network);
+        self.as_mut_slice()[..count].fill(0xee);
+        self.headroom -= count;
+        Ok(())
+    }
+
+    /// `bpf_xdp_adjust_head`, shrinking.
+    pub(super) fn cut_head(&mut self, count: usize) -> Result<(), HelperFailed> {
+        let mut bytes = self.as_slice().to_vec();
+        if count + ETHERNET > bytes.len() {
+            return Err(HelperFailed);
+        }
+        bytes.drain(..count);
+        self.linear = self.linear.saturating_sub(count);
+        self.bytes = Bytes::new(&bytes, self.network);
+        Ok(())
+    }
+
+    /// Sets the Ethernet type by the frame, as the driver does after XDP (`eth_type_trans`).
+    pub(super) fn set_ethertype(&mut self) {
+        self.ethertype = ethertype(self.as_slice());
+    }
+
     /// `bpf_skb_change_tail`.
     pub(super) fn change_tail(&mut self, length: usize) -> Result<(), HelperFailed> {
         let mut least = self.network;
@@ -283,6 +323,14 @@ impl Skb {
     }
 }
 
+/// Returns the Ethernet type of a frame, in network byte order.
+fn ethertype(bytes: &[u8]) -> u32 {
+    match bytes.get(12..14) {
+        Some(&[high, low]) => u32::from(u16::from_ne_bytes([high, low])),
+        _ => 0,
+    }
+}
+
 /// `csum_add`.
 pub(super) fn add(a: u32, b: u32) -> u32 {
     let (sum, carry) = a.overflowing_add(b);
@@ -313,11 +361,7 @@ impl HostPacket {
     /// Returns an Ethernet frame that arrived on device 1 and is completely readable. [`HostPacket::edit`] changes other
     /// metadata.
     pub fn new(bytes: &[u8]) -> Self {
-        let ethertype = match bytes.get(12..14) {
-            Some(&[high, low]) => u32::from(u16::from_ne_bytes([high, low])),
-            _ => 0,
-        };
-        Self::with_link_header(bytes, ETHERNET, ethertype)
+        Self::with_link_header(bytes, ETHERNET, ethertype(bytes))
     }
 
     /// Returns a packet of a device without a link-layer header.
@@ -343,6 +387,9 @@ impl HostPacket {
             is_translated: false,
             mark: 0,
             redirect: None,
+            headroom: HEADROOM,
+            takes_notes: true,
+            note: None,
         }))
     }
 

@@ -218,6 +218,20 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
+    fn set_note(self, note: [u32; 2]) -> Result<(), HelperFailed> {
+        let at = self.note_at().ok_or(HelperFailed)?;
+        // SAFETY: `note_at` has checked the size; programs that write to packets may write here, too.
+        unsafe { *at = note };
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn note(self) -> Option<[u32; 2]> {
+        // SAFETY: `note_at` has checked the size.
+        self.note_at().map(|at| unsafe { *at })
+    }
+
+    #[inline(always)]
     fn set_length(self, length: u32) -> Result<(), HelperFailed> {
         // SAFETY: a valid context; the helper checks the rest.
         done(unsafe { helper::bpf_skb_change_tail(self.raw(), length, 0) })

@@ -1,5 +1,6 @@
 //! The packet hooks: each calls the pipeline of the packet's family with the program's context.
 
+use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::programs::{TcContext, XdpContext};
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_IPIP, PROTO_IPV6, V4, V6};
@@ -10,7 +11,7 @@ use super::skb::Skb;
 use super::xdp::Xdp;
 use crate::context::PacketCtx;
 use crate::early;
-use crate::env::Words;
+use crate::env::{Node, Words};
 use crate::frame::Frame as _;
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPES_VLAN, VLAN_ID};
 use crate::pipeline::{self, Ip, Stages};
@@ -189,14 +190,46 @@ where
     }
 }
 
+/// Removes the outer header, of family `F`, of an encapsulated frame.
+#[inline(always)]
+fn take_out<F>(frame: Xdp) -> Step
+where
+    F: Ip,
+    Kernel<F>: Node<Family = F>,
+{
+    let maps = Kernel::<F>::new();
+    match tunnel::outer(maps, frame) {
+        Ok(outer) => match outer.header.proto {
+            PROTO_IPIP => tunnel::decapsulate_early(maps, Kernel::<V4>::new(), frame, &outer),
+            PROTO_IPV6 => tunnel::decapsulate_early(maps, Kernel::<V6>::new(), frame, &outer),
+            _ => Step::Pass,
+        },
+        Err(step) => step,
+    }
+}
+
+/// Subprogram for [`take_out`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_take_out4(frame: *mut xdp_md) -> u32 {
+    take_out::<V4>(Xdp::from_raw(frame)).encode()
+}
+
+/// Subprogram for [`take_out`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn xdp_take_out6(frame: *mut xdp_md) -> u32 {
+    take_out::<V6>(Xdp::from_raw(frame)).encode()
+}
+
 macro_rules! run_early {
-    ($family:ty, $frame:expr) => {{
+    ($family:ty, $frame:expr, $take_out:expr) => {{
         let maps = Kernel::<$family>::new();
         let step = match maps.scratch() {
             Some(ctx) => early::ingress(maps, $frame, ctx),
             None => Step::Pass,
         };
-        match step {
+        match if step == Step::Tunnel { $take_out } else { step } {
             Step::Sent(verdict) => verdict.cast_unsigned(),
             Step::Drop => XDP_DROP,
             Step::DropFor(reason) => {
@@ -208,13 +241,15 @@ macro_rules! run_early {
     }};
 }
 
-/// Processes a frame that the driver of an uplink has received (XDP).
+/// Processes a frame that the driver of an uplink has received (XDP). `generic`: with a socket buffer, whose sum over the packet
+/// (`CHECKSUM_COMPLETE`) is not corrected when an outer header is removed. The sum over an IPv4 header is zero.
 #[inline(always)]
-pub fn early(context: &XdpContext) -> u32 {
+pub fn early(context: &XdpContext, generic: bool) -> u32 {
     let frame = Xdp::new(context);
     match frame.ethertype() {
-        ETHERTYPE_IPV4 => run_early!(V4, frame),
-        ETHERTYPE_IPV6 => run_early!(V6, frame),
+        ETHERTYPE_IPV4 => run_early!(V4, frame, Step::decode(xdp_take_out4(frame.raw()))),
+        ETHERTYPE_IPV6 if generic => run_early!(V6, frame, Step::Pass),
+        ETHERTYPE_IPV6 => run_early!(V6, frame, Step::decode(xdp_take_out6(frame.raw()))),
         _ => XDP_PASS,
     }
 }

@@ -280,10 +280,10 @@ pub(super) static FIB_CACHE: PerCpuArray<FibEntry<[u32; 1]>, FIB_CACHE_ENTRIES> 
 #[btf_map(name = "fib_cache6")]
 pub(super) static FIB_CACHE6: PerCpuArray<FibEntry<[u32; 4]>, FIB_CACHE_ENTRIES> = PerCpuArray::new();
 
-// The token buckets for ICMP errors and echo replies. Written and read when a packet is refused or an echo request is answered.
-// Per CPU, as the limit is.
-#[btf_map(name = "icmp_ratelimit")]
-pub(super) static ICMP_RATELIMIT: PerCpuArray<TokenBucket, { TOKEN_BUCKETS as usize }> = PerCpuArray::new();
+// The token buckets for ICMP errors, echo replies, and new flows to other nodes (DSR). Written and read when a packet is refused, an
+// echo request is answered, or such a flow begins. Per CPU, as the limits are.
+#[btf_map(name = "rate_limits")]
+pub(super) static RATE_LIMITS: PerCpuArray<TokenBucket, { TOKEN_BUCKETS as usize }> = PerCpuArray::new();
 
 // The ports of fragmented packets. Written for first fragments, read for later fragments. A miss: the ports of the fragment
 // are unknown. LRU: no event shows that the last fragment has passed.

@@ -36,4 +36,12 @@ impl Skb {
     pub fn raw(self) -> *mut __sk_buff {
         self.raw
     }
+
+    /// Returns the place of a note in front of the packet.
+    #[inline(always)]
+    pub fn note_at(self) -> Option<*mut [u32; 2]> {
+        // SAFETY: as in `has_priority_tag`; the kernel converts both fields to addresses.
+        let (at, data) = unsafe { ((*self.raw).data_meta as usize, (*self.raw).data as usize) };
+        (at + size_of::<[u32; 2]>() <= data).then_some(at as *mut [u32; 2])
+    }
 }

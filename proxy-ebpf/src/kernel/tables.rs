@@ -22,9 +22,9 @@ use super::latency;
 use super::maps::{
     AFFINITY, AFFINITY6, BACKEND_STATS, BACKENDS, BACKENDS6, CLOCK_HAND, CLOCK_WINDOW, CONFIG, DEVICES,
     DIRECT_SEEN, Elements as _, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS,
-    FRAGMENTS6, ICMP_RATELIMIT, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER,
-    REASONS, REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6,
-    TUNNELS, TURNS,
+    FRAGMENTS6, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER, RATE_LIMITS, REASONS,
+    REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6, TUNNELS,
+    TURNS, XDP_DEVICES,
 };
 use crate::calls::{flow_calls, node_calls, service_calls};
 use crate::context::{Packet, PacketCtx, Tuple};
@@ -90,6 +90,12 @@ macro_rules! tables {
             fn device(self, ifindex: u32) -> Device {
                 // SAFETY: an integer, which is read at once.
                 unsafe { DEVICES.get(ifindex).copied() }.unwrap_or(0)
+            }
+
+            #[inline(always)]
+            fn is_early_device(self, ifindex: u32) -> bool {
+                // SAFETY: only the presence of the entry is checked; its value is not read.
+                unsafe { XDP_DEVICES.get(ifindex).is_some() }
             }
 
             #[inline(always)]
@@ -254,8 +260,8 @@ macro_rules! tables {
 
         impl RateLimit for Kernel<$family> {
             #[inline(always)]
-            fn icmp_ratelimit(self, number: u32) -> Option<*mut TokenBucket> {
-                ICMP_RATELIMIT.get_ptr_mut(number)
+            fn token_bucket(self, number: u32) -> Option<*mut TokenBucket> {
+                RATE_LIMITS.get_ptr_mut(number)
             }
         }
 

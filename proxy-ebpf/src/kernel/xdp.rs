@@ -9,7 +9,7 @@ use proxy_common::flow::FlowKey;
 use super::fib;
 use super::maps::XDP_DEVICES;
 use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
-use crate::header;
+use crate::header::BROKEN;
 use crate::net::ETHERNET;
 use crate::stage::sctp;
 use crate::step::{XDP_DROP, XDP_TX};
@@ -41,14 +41,31 @@ impl Xdp {
     pub fn raw(self) -> *mut xdp_md {
         self.raw
     }
+
+    /// Returns the place of a note in front of the frame.
+    #[inline(always)]
+    fn note_at(self) -> Option<*mut [u32; 2]> {
+        // SAFETY: the kernel hands every program a valid context, and turns both fields into addresses.
+        let (at, data) = unsafe { ((*self.raw).data_meta as usize, (*self.raw).data as usize) };
+        (at + size_of::<[u32; 2]>() <= data).then_some(at as *mut [u32; 2])
+    }
+
+    /// Moves the start of the frame by this number of bytes.
+    #[inline(always)]
+    fn adjust_head(self, bytes: i32) -> Result<(), HelperFailed> {
+        // SAFETY: a valid context; the helper checks the number.
+        let result = unsafe { helper::bpf_xdp_adjust_head(self.raw, bytes) };
+        if result == 0 { Ok(()) } else { Err(HelperFailed) }
+    }
 }
 
 impl Frame for Xdp {
     const EARLY: bool = true;
 
     #[inline(always)]
-    fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
-        header::walk_extensions(self, proto, offset)
+    fn walk_extensions(self, _proto: u8, _offset: u32) -> u64 {
+        // The next hook processes packets with extension headers.
+        BROKEN
     }
 
     #[inline(always)]
@@ -151,8 +168,8 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
-    fn encapsulate(self, _bytes: u16, _v6: bool) -> Result<(), HelperFailed> {
-        Err(HelperFailed)
+    fn encapsulate(self, bytes: u16, _v6: bool) -> Result<(), HelperFailed> {
+        self.adjust_head(-i32::from(bytes))
     }
 
     #[inline(always)]
@@ -163,6 +180,27 @@ impl Frame for Xdp {
     #[inline(always)]
     fn decapsulate(self, _bytes: u16, _mixed: bool, _v6: bool) -> Result<(), HelperFailed> {
         Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn add_note(self) -> Result<(), HelperFailed> {
+        // SAFETY: a valid context; the helper checks the number.
+        let result = unsafe { helper::bpf_xdp_adjust_meta(self.raw, -(size_of::<[u32; 2]>() as i32)) };
+        // The buffer may still hold the note of an earlier frame.
+        if result == 0 { self.set_note([0; 2]) } else { Err(HelperFailed) }
+    }
+
+    #[inline(always)]
+    fn set_note(self, note: [u32; 2]) -> Result<(), HelperFailed> {
+        let at = self.note_at().ok_or(HelperFailed)?;
+        // SAFETY: `note_at` has checked the size; XDP programs may write here.
+        unsafe { *at = note };
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn cut_head(self, bytes: u32) -> Result<(), HelperFailed> {
+        self.adjust_head(bytes.cast_signed())
     }
 
     #[inline(always)]

@@ -35,11 +35,7 @@ where
         Err(Stop::Control) => Parsed::Icmp,
         Err(Stop::Tunnel) => Parsed::Tunnel,
         Err(_) if direction == DIRECTION_FORWARD && !is_for_node(maps, frame) => Parsed::Foreign,
-        Err(_) => {
-            // The previous packet has left a value, and it decides whether a first fragment is noted.
-            ctx.tunnelled = 0;
-            maps.parse_pulled(frame, ctx)
-        }
+        Err(_) => maps.parse_pulled(frame, ctx),
     }
 }
 

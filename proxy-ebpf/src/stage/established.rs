@@ -98,6 +98,11 @@ where
     if lookup == Lookup::First && flow.has_lost_reply_key(time) {
         return Step::RepairReplyKey;
     }
+    if F::EARLY && is_encapsulated(bits) {
+        // The packet is counted when it certainly leaves.
+        ctx.found = flow.number();
+        return flow.to_backend().map_or(Step::Pass, |to| encapsulate(ctx, bits, &to));
+    }
     if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend()) {
         return Step::Pass;
     }
@@ -110,12 +115,7 @@ where
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
         Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
-        Some(to) if is_encapsulated(flow.bits()) => {
-            ctx.plan.reply.src = to.dst;
-            ctx.plan.reply.src_port = to.dst_port;
-            ctx.plan.bits = flow.bits();
-            Step::Encapsulate
-        }
+        Some(to) if is_encapsulated(flow.bits()) => encapsulate(ctx, flow.bits(), &to),
         Some(to) => {
             let step = deliver::<F, M::Family>(frame, ctx, &to);
             // After the translation, which the verifier would otherwise walk through twice.
@@ -129,6 +129,15 @@ where
         // Another CPU evicted the flow after the lookup.
         None => Step::NewFlow,
     }
+}
+
+/// Notes the endpoint of a flow with these bits, to whose node the packet is to be encapsulated.
+#[inline(always)]
+fn encapsulate<A: Address>(ctx: &mut PacketCtx<A>, bits: u32, to: &Tuple<A>) -> Step {
+    ctx.plan.reply.src = to.dst;
+    ctx.plan.reply.src_port = to.dst_port;
+    ctx.plan.bits = bits;
+    Step::Encapsulate
 }
 
 /// Whether an encapsulated packet is not sent on by this flow to another node: nodes with different tables would send it in a

@@ -3,7 +3,7 @@
 use super::forward::Routing;
 use crate::calls::{declare, new_flow_calls};
 use crate::context::PacketCtx;
-use crate::env::{Affinity, Counters, FlowTable, Words};
+use crate::env::{Affinity, Counters, FlowTable, RateLimit, Words};
 use crate::flow::track::is_syn;
 use crate::frame::Frame;
 use crate::step::Step;
@@ -23,7 +23,7 @@ pub enum Existing {
 }
 
 /// The maps and lookups that the stages of new flows need.
-pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + Routing<F> {
+pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + RateLimit + Routing<F> {
     new_flow_calls!(declare!(), Words<Self>, F);
 }
 

@@ -142,8 +142,9 @@ impl EtherType for V6 {
     const ETHERTYPE: u16 = ETHERTYPE_IPV6 as u16;
 }
 
+/// Writes the whole link-layer header. `macs`: destination and source address.
 #[inline(always)]
-fn overwrite_link_header<F: Frame>(frame: F, macs: [u32; 3], ethertype: u16) -> Result<(), HelperFailed> {
+pub fn overwrite_link_header<F: Frame>(frame: F, macs: [u32; 3], ethertype: u16) -> Result<(), HelperFailed> {
     let header = Ethernet { macs, ethertype };
     frame.overwrite(0, &header, size_of::<Ethernet>() as u32)
 }

@@ -10,6 +10,7 @@ pub mod existing;
 pub mod forward;
 pub mod fragment;
 pub mod icmp;
+pub mod limit;
 pub mod martian;
 pub mod new_flow;
 pub mod open_flow;

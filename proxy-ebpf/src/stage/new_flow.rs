@@ -7,18 +7,18 @@ use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
     STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, TUNNEL_HOPS_SHIFT, WATCH_INSIDE,
-    WATCH_LAST, WATCH_OUTSIDE,
+    WATCH_LAST, WATCH_OUTSIDE, is_encapsulated,
 };
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
-use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
+use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::existing::{NewFlows, of_existing};
 use super::{classify, martian, source};
-use crate::context::{NO_HASH, PacketCtx, encapsulated};
+use crate::context::{NO_HASH, PacketCtx, TUNNELLED, encapsulated};
 use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
 use crate::flow::{open, track};
@@ -88,9 +88,6 @@ where
     ctx.plan.backend_id = 0;
     ctx.plan.bits = 0;
     ctx.second_chance = 0;
-    if F::EARLY && ctx.frontend.flags & SERVICE_DSR != 0 {
-        return Step::Pass;
-    }
     if is_frontend {
         let random = backend::random(ctx.hash, if ctx.retried != 0 { 0 } else { time.now });
         if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
@@ -103,7 +100,8 @@ where
         // The destination was a frontend when the outer header was removed.
         return Step::DropFor(Reason::TunnelNoEndpoint);
     }
-    if ctx.tunnelled == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
+    // The selection may have noted in `tunnelled` that no other node is looked for.
+    if ctx.tunnelled & TUNNELLED == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
         return Step::Pass;
     }
     if !is_frontend {
@@ -111,10 +109,15 @@ where
     }
     ctx.service = ctx.frontend.id;
     match admit(maps, frame, ctx, &origin, time) {
-        // The packet goes to an endpoint of this node, or keeps its source.
-        Ok(_) if F::EARLY && ctx.plan.bits & STATE_SNAT == 0 => Step::Pass,
-        // The route of the client's packet decides about the source; the next hook looks it up.
-        Ok(_) if F::EARLY && time.config.flags & CONFIG_SOURCES != 0 => Step::Pass,
+        // The packet goes to an endpoint of this node, or keeps its source; or the route of the client's packet decides about the
+        // source, and the next hook looks it up.
+        Ok(_)
+            if F::EARLY
+                && !is_encapsulated(ctx.plan.bits)
+                && (ctx.plan.bits & STATE_SNAT == 0 || time.config.flags & CONFIG_SOURCES != 0) =>
+        {
+            Step::Pass
+        }
         Ok(step) => step,
         Err(reason)
             if F::EARLY
@@ -200,14 +203,11 @@ fn plan<M, F>(
     let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags);
     // A packet that arrived encapsulated is sent on only by its second chance: otherwise an endpoint of this node was
     // selected for it.
-    let tunnel = if F::EARLY {
-        0
-    } else {
-        let (key, flags) = (&ctx.packet.key, selected.flags);
-        decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr))
-    };
+    let (key, flags) = (&ctx.packet.key, selected.flags);
+    let tunnel =
+        decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr));
     let snat = opaque_to_verifier(u64::from(source.is_nodes() && tunnel == 0), u64::from(time.now)) != 0;
-    let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
+    let is_dsr = tunnel != 0 || !F::EARLY && ctx.tunnelled != 0;
     // Replies to packets that this node encapsulates do not pass this node.
     let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
     let hops = if tunnel == 0 { 0 } else { (encapsulated(ctx.tunnelled) & 3) << TUNNEL_HOPS_SHIFT };
@@ -280,7 +280,9 @@ where
     // As in nf_conntrack (`tcp_conntracks` of `sNO`), whose invalid packets kube-proxy drops.
     let is_invalid = ctx.packet.key.proto != PROTO_UDP && !may_begin(ctx.packet.tcp_flags);
     if is_invalid && ctx.plan.backend_id != 0 {
-        return Err(Reason::InvalidState);
+        // The node of the endpoint may know the connection: the next stage decides.
+        let is_sent = ctx.packet.tcp_flags & tcp::SYN == 0 && is_encapsulated(ctx.plan.bits);
+        return if is_sent { Ok(Step::OpenFlow) } else { Err(Reason::InvalidState) };
     }
     // The node that has encapsulated the packet knows the client's session affinity.
     if ctx.frontend.affinity_secs != 0 && ctx.frontend.slot_count != 0 && ctx.tunnelled == 0 {

@@ -1,6 +1,7 @@
 //! Creates the planned flow, and translates its first packet.
 
-use proxy_common::conntrack::SYN_ANSWERS_PER_SEC;
+use proxy_common::PROTO_UDP;
+use proxy_common::conntrack::{SYN_ANSWERS_PER_SEC, may_begin};
 use proxy_common::flow::{
     DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, is_encapsulated, is_masqueraded,
 };
@@ -12,11 +13,12 @@ use super::existing::{Existing, NewFlows, next_of, of_existing};
 use super::new_flow::refuse;
 use super::seen::mark_direct_seen;
 use super::translate::Rewrite;
+use super::{limit, tunnel};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{Counters, FlowTable, Words};
+use crate::env::{Counters, FlowTable, NEW_FLOWS, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::open::{self, Opened};
-use crate::flow::track;
+use crate::flow::track::{self, is_syn};
 use crate::frame::Frame;
 use crate::report;
 use crate::shared::Shared as _;
@@ -51,6 +53,28 @@ where
     let Some(time) = maps.time() else { return Step::Pass };
     let service = ctx.service;
     let is_direct = ctx.plan.bits & STATE_DIRECT != 0;
+    // A FIN or RST to another node, which begins no flow.
+    let ends = !F::EARLY
+        && is_encapsulated(ctx.plan.bits)
+        && ctx.packet.key.proto != PROTO_UDP
+        && !may_begin(ctx.packet.tcp_flags);
+    let rate = time.config.dsr_flow_rate;
+    if tunnel::can_bypass::<M>(ctx, time) && (ends || !limit::take(maps, NEW_FLOWS, rate, rate, time)) {
+        // The flow of a SYN was not looked up yet.
+        return if F::EARLY && is_syn(ctx.packet.tcp_flags) && track::exists(maps, &ctx.packet.key) {
+            Step::Pass
+        } else if !F::EARLY
+            && let Some(next) = of_existing(maps, ctx)
+        {
+            next
+        } else {
+            tunnel::bypass(maps, frame, ctx)
+        };
+    }
+    if ends {
+        report::refused(maps, frame, ctx, service, Reason::InvalidState);
+        return refuse(Reason::InvalidState, ctx.packet.tcp_flags);
+    }
     match open::open(maps, ctx, service, time) {
         // Nothing was changed, so the next hook can process the packet.
         Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,

@@ -14,13 +14,14 @@ use proxy_common::csum::{fold, pseudo_sum, sum_words};
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
 
-use super::forward;
+use super::{forward, limit};
 use crate::context::{Packet, PacketCtx, QUOTE};
 use crate::env::{Counters, ERRORS, RateLimit, Words};
 use crate::frame::{Frame, HelperFailed, Route};
 use crate::net::{IPV4_MORE, udp};
 use crate::parse::Parse;
 use crate::report;
+use crate::shared::opaque;
 use crate::step::Step;
 
 /// Bytes of an ICMP header.
@@ -45,26 +46,12 @@ const RATE: u32 = 1000;
 /// See [`RATE`].
 const BURST: u32 = 50;
 
-/// Takes a token from one of this CPU's buckets; returns `false` if it is empty. As in the kernel, "too big" takes no token:
-/// without this message, no large packet reaches its destination.
+/// Whether this CPU may send one more answer; `bucket`: [`ERRORS`] or [`ECHO_REPLIES`](crate::env::ECHO_REPLIES). As in the kernel,
+/// "too big" is not limited: without this message, no large packet reaches its destination.
 #[inline(always)]
 pub(super) fn may_answer<M: RateLimit>(maps: M, bucket: u32) -> bool {
-    let (Some(bucket), Some(time)) = (maps.icmp_ratelimit(bucket), maps.time()) else { return false };
-    // SAFETY: this CPU's own value, which nothing else refers to.
-    let bucket = unsafe { &mut *bucket };
-    let passed = time.now.wrapping_sub(bucket.since);
-    let hz = time.config.hz;
-    let gained = if passed < hz { (passed * RATE).checked_div(hz).unwrap_or(BURST) } else { BURST };
-    if gained != 0 {
-        let tokens = bucket.tokens + gained;
-        bucket.tokens = if tokens > BURST { BURST } else { tokens };
-        bucket.since = time.now;
-    }
-    if bucket.tokens == 0 {
-        return false;
-    }
-    bucket.tokens -= 1;
-    true
+    let Some(time) = maps.time() else { return false };
+    limit::take(maps, bucket, RATE, BURST, time)
 }
 
 /// Why a packet is refused.
@@ -258,6 +245,9 @@ fn whole_sum<F: Frame, Fam: Refuse>(frame: F, packet: &Packet<Fam::Words>) -> Op
     Some(Fam::header_sum(frame, packet)? + u64::from(!fold(pseudo)))
 }
 
+/// A sum that no packet has.
+const UNKNOWN: u64 = u64::MAX;
+
 /// Turns the packet into its own answer and sends it back. Returns the program's verdict.
 #[inline(always)]
 fn answer<F: Frame, Fam: Refuse>(
@@ -268,17 +258,17 @@ fn answer<F: Frame, Fam: Refuse>(
     by_stack: bool,
 ) -> Result<i32, HelperFailed> {
     let link = frame.link_header();
-    let sum = whole_sum::<F, Fam>(frame, &ctx.packet);
+    // A number that is always defined: the compiler would keep the payload of an `Option` on the stack.
+    let sum = opaque(whole_sum::<F, Fam>(frame, &ctx.packet).unwrap_or(UNKNOWN));
     if let Some(source) = source {
         ctx.packet.key.dst = *source;
     }
-    match sum {
-        Some(sum) => {
-            frame.make_room(Fam::HEADERS as u16)?;
-            let headers = Fam::headers(&ctx.packet, ctx.packet.length, sum, message);
-            frame.store_all(link as u32, &headers)?;
-        }
-        None => quote_in_part::<F, Fam>(frame, ctx, message)?,
+    if sum == UNKNOWN {
+        quote_in_part::<F, Fam>(frame, ctx, message)?;
+    } else {
+        frame.make_room(Fam::HEADERS as u16)?;
+        let headers = Fam::headers(&ctx.packet, ctx.packet.length, sum, message);
+        frame.store_all(link as u32, &headers)?;
     }
     send_back(frame, by_stack)
 }

@@ -9,12 +9,13 @@
 
 use core::ptr::read_volatile;
 
-use proxy_common::config::{CONFIG_DSR, CONFIG_IPSEC};
+use proxy_common::config::{CONFIG_DSR, CONFIG_IPSEC, NodeConfig};
 use proxy_common::csum::fold;
-use proxy_common::flow::{DIRECTION_FORWARD, is_guess, tunnel_hops, tunnel_of};
-use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::flow::{DIRECTION_FORWARD, is_encapsulated, is_guess, tunnel_hops, tunnel_of};
+use proxy_common::node::{Cidr, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::prefilter::SPREAD;
 use proxy_common::reason::Reason;
-use proxy_common::select::tunnel_tag;
+use proxy_common::select::{is_by_table, tunnel_tag};
 use proxy_common::service::ServiceEntry;
 use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6, PROTO_TCP, PROTO_UDP, V4, V6};
 
@@ -25,8 +26,9 @@ use super::translate::{Rewrite, fold32};
 use crate::context::{
     NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, TUNNELLED_SURE, Tuple, encapsulated,
 };
-use crate::env::{Counters, Fragments, Node, Services, Words};
-use crate::flow::track::is_syn;
+use crate::env::{Counters, FlowTable, Fragments, Node, Services, Time, Words};
+use crate::flow::index::NO_FLOW_GENERATION;
+use crate::flow::track::{self, is_syn};
 use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::{Header, Read};
 use crate::parse::Parsed;
@@ -48,6 +50,10 @@ const fn hops_by(time_to_live: u8) -> u32 {
     (time_to_live as u32).saturating_sub(1).saturating_sub(64) / 32
 }
 
+/// One tick of this many is that of the next hook, whose neighbour code probes next hops: a route in the other family is not
+/// cached, so nothing notes when the kernel has sent to its next hop.
+const PROBE: u32 = 256;
+
 /// A family of outer headers.
 pub trait Outer: EtherType + Read {
     /// Whether the outer header is IPv6.
@@ -60,6 +66,8 @@ pub trait Outer: EtherType + Read {
     type OuterHeader;
     /// Offset of the time to live, or hop limit.
     const HOPS_AT: u32;
+    /// Returns the range of the sources of outer headers, if there is one.
+    fn sources(config: &NodeConfig) -> &Cidr<Self::Words>;
     /// Returns the outer header for a payload of `length` bytes with the protocol number `proto` and the tag `tag`, and
     /// what the header adds to a checksum over the packet.
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Self::OuterHeader, u64);
@@ -78,6 +86,11 @@ impl Outer for V4 {
     const PROTO: u8 = PROTO_IPIP;
     const HOPS_AT: u32 = 8;
     type OuterHeader = [u32; 5];
+
+    #[inline(always)]
+    fn sources(config: &NodeConfig) -> &Cidr<[u32; 1]> {
+        &config.dsr_sources4
+    }
 
     #[inline(always)]
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> ([u32; 5], u64) {
@@ -117,6 +130,11 @@ impl Outer for V6 {
     type OuterHeader = Outer6;
 
     #[inline(always)]
+    fn sources(config: &NodeConfig) -> &Cidr<[u32; 4]> {
+        &config.dsr_sources6
+    }
+
+    #[inline(always)]
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Outer6, u64) {
         let [l0, l1] = length_field(length);
         let [t0, t1] = tag.to_be_bytes();
@@ -136,30 +154,30 @@ impl Outer for V6 {
 }
 
 /// Encapsulates a client's packet and sends it to the node of its endpoint. `ctx.plan` holds the flow's bits and the
-/// endpoint.
+/// endpoint. At an early hook, `ctx.found` is the flow, and the packet is not counted yet.
 #[inline(always)]
 pub fn encapsulate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
-    M: Routing<F>,
+    M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite + Outer,
     F: Frame,
 {
     let Some(tunnel) = maps.tunnel(tunnel_of(ctx.plan.bits)) else { return Step::DropFor(Reason::NoRoute) };
     // SAFETY: a map value of plain integers. The agent may replace it with another node at the same time: that node finds
     // no endpoint.
-    let tunnel = unsafe { read_volatile(tunnel) };
+    let mut tunnel = unsafe { read_volatile(tunnel) };
     match tunnel.family {
-        TUNNEL_V4 => encapsulate_in::<M, F, V4>(maps, frame, ctx, &tunnel),
-        TUNNEL_V6 => encapsulate_in::<M, F, V6>(maps, frame, ctx, &tunnel),
+        TUNNEL_V4 => encapsulate_in::<M, F, V4>(maps, frame, ctx, &mut tunnel),
+        TUNNEL_V6 => encapsulate_in::<M, F, V6>(maps, frame, ctx, &mut tunnel),
         // The node has left the cluster.
         _ => Step::DropFor(Reason::NoRoute),
     }
 }
 
 #[inline(always)]
-fn encapsulate_in<M, F, O>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, tunnel: &Tunnel) -> Step
+fn encapsulate_in<M, F, O>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, tunnel: &mut Tunnel) -> Step
 where
-    M: Routing<F>,
+    M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite + Outer,
     F: Frame,
     O: Outer,
@@ -178,12 +196,22 @@ where
         // The policies of the other family are not at hand.
         ctx.route = Route::BY_STACK;
         Fib::Found
+    } else if F::EARLY && maps.jiffies().is_multiple_of(PROBE) {
+        Fib::NoRoute
     } else {
         let found =
             frame.fib_lookup(&O::Words::from_words(src), &O::Words::from_words(dst), length, &mut ctx.route);
         ctx.route.fresh = 1;
         found
     };
+    if F::EARLY {
+        // The next hook answers and counts what cannot be sent here.
+        let can_send = found == Fib::Found && frame.can_send(&ctx.route);
+        if !can_send || frame.encapsulate(O::LENGTH as u16, O::IS_V6).is_err() {
+            return Step::Pass;
+        }
+        count_early(maps, frame, ctx);
+    }
     match found {
         Fib::Found => {}
         Fib::TooBig => {
@@ -193,14 +221,63 @@ where
         }
         Fib::NoRoute => return Step::DropFor(Reason::NoRoute),
     }
-    match <M::Family as Rewrite>::decrement_ttl(frame, frame.link_header() as u32) {
+    let at = frame.link_header() as u32 + if F::EARLY { O::LENGTH } else { 0 };
+    match <M::Family as Rewrite>::decrement_ttl(frame, at) {
         Ok(true) => {}
         Ok(false) => return Step::TimeExceeded,
         Err(HelperFailed) => return Step::DropFor(Reason::RewriteFailed),
     }
+    // After the route lookup, which uses the node's own address.
+    if let Some(range) = maps.config().map(O::sources)
+        && range.is_some()
+    {
+        tunnel.source = range.address(ctx.hash).words();
+    }
     match push::<F, O, M::Family>(frame, ctx, tunnel) {
         Ok(verdict) => Step::Sent(verdict),
         Err(HelperFailed) => Step::DropFor(Reason::RewriteFailed),
+    }
+}
+
+/// Whether a packet reaches its endpoint on another node without an entry in the flow table: each of the connection's packets leads
+/// to the same entry of the Maglev table. Nodes that a packet reaches later, or by the second chance, need their entries.
+#[inline(always)]
+pub fn can_bypass<M: FlowTable>(ctx: &PacketCtx<Words<M>>, time: Time) -> bool {
+    time.config.dsr_flow_rate != 0
+        && is_encapsulated(ctx.plan.bits)
+        && ctx.tunnelled == 0
+        && ctx.second_chance == 0
+        && ctx.frontend.affinity_secs == 0
+        && is_by_table(ctx.frontend.algorithm)
+}
+
+/// Sends the packet to the node of the planned endpoint, without an entry in the flow table.
+#[inline(always)]
+pub fn bypass<M: Counters, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
+    ctx.found = NO_FLOW_GENERATION;
+    if !F::EARLY {
+        count_bypassed(maps, frame, ctx);
+    }
+    Step::Encapsulate
+}
+
+#[inline(always)]
+fn count_bypassed<M: Counters, F: Frame>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) {
+    report::refused(maps, frame, ctx, ctx.service, Reason::FlowBypassed);
+    report::forwarded(maps, ctx.service, ctx.packet.length);
+}
+
+/// Counts a packet that an early hook sends to the node of its endpoint, and updates its flow.
+#[inline(always)]
+fn count_early<M: FlowTable + Counters, F: Frame>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) {
+    if ctx.found == NO_FLOW_GENERATION {
+        return count_bypassed(maps, frame, ctx);
+    }
+    // Another CPU may have evicted the flow meanwhile.
+    let Some(flow) = track::as_found(maps, ctx.found) else { return };
+    report::forwarded(maps, flow.service(), ctx.packet.length);
+    if !flow.touch_called(&ctx.packet, DIRECTION_FORWARD) {
+        report::refusal(maps, flow.service(), Reason::OutOfWindow);
     }
 }
 
@@ -217,7 +294,7 @@ fn push<F: Frame, O: Outer, I: Outer>(
     let hops = if begun_here { 0 } else { before + 1 };
     // Otherwise the verifier would walk through the rest once for each number.
     let hops = time_to_live(opaque_to_verifier(u64::from(hops), u64::from(ctx.plan.bits)) as u32);
-    if frame.encapsulate(O::LENGTH as u16, O::IS_V6).is_err() {
+    if !F::EARLY && frame.encapsulate(O::LENGTH as u16, O::IS_V6).is_err() {
         if ctx.tunnelled == 0 || O::IS_V6 != I::IS_V6 {
             return Err(HelperFailed);
         }
@@ -267,7 +344,7 @@ where
     let by_uplink =
         maps.config().is_some_and(|config| config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex)));
     if !by_uplink && to & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) != 0 {
-        return Err(Step::DropFor(Reason::LocalTunnel));
+        return Err(if F::EARLY { Step::Pass } else { Step::DropFor(Reason::LocalTunnel) });
     }
     // Nodes send to an InternalIP: a pod's packet to another address of a node is not dropped by the pod's node. They add no
     // options or extension headers.
@@ -305,23 +382,90 @@ where
     N::Family: Outer + Fragmented,
     F: Frame,
 {
-    let header = &outer.header;
-    let Some(inner) = <N::Family as Read>::read(frame, header.l4) else { return Step::Pass };
-    if !is_ours(maps, frame, &inner) {
+    if !is_accepted(outer_maps, maps, frame, outer) {
         return Step::Pass;
     }
-    if outer_maps.node_addr(&header.src) & (NODE_ADDR_INTERNAL | NODE_ADDR_OWN) != NODE_ADDR_INTERNAL {
-        report::reason(maps, Reason::ForeignTunnel);
-        return Step::Pass;
-    }
-    if pop::<F, M::Family, N::Family>(frame, header.l4).is_err() {
+    if pop::<F, M::Family, N::Family>(frame, outer.header.l4).is_err() {
         return Step::DropFor(Reason::RewriteFailed);
     }
     ctx.tunnelled = outer.tunnelled;
     ctx.hash = NO_HASH;
+    ctx.retried = 0;
     ctx.packet.key.direction = DIRECTION_FORWARD;
     ctx.packet.key.reserved = 0;
     Step::Tunnelled
+}
+
+/// Removes the outer header at an early hook, and notes for the next hook what it said. A packet that the early hook does not accept,
+/// or whose driver has no room for a note, passes unchanged: the next hook decides about it.
+#[inline(always)]
+pub fn decapsulate_early<M, N, F>(outer_maps: M, maps: N, frame: F, outer: &Arrived<Words<M>>) -> Step
+where
+    M: Node,
+    N: Services + Fragments + Counters,
+    M::Family: Outer,
+    N::Family: Outer + Fragmented,
+    F: Frame,
+{
+    let Some(config) = maps.config() else { return Step::Pass };
+    let mut macs = [0u32; 3];
+    if !maps.is_early_device(frame.ifindex())
+        || !is_accepted(outer_maps, maps, frame, outer)
+        || frame.load(0, &mut macs, size_of::<[u32; 3]>() as u32).is_err()
+        || frame.add_note().is_err()
+        || frame.cut_head(<M::Family as Outer>::LENGTH).is_err()
+    {
+        return Step::Pass;
+    }
+    let header = forward::overwrite_link_header(frame, macs, <N::Family as EtherType>::ETHERTYPE);
+    match header.and_then(|()| frame.set_note([signature(config), outer.tunnelled])) {
+        Ok(()) => Step::Pass,
+        Err(HelperFailed) => Step::DropFor(Reason::RewriteFailed),
+    }
+}
+
+/// Returns the first word of a note: a number that other programs, and the programs of other nodes, do not know. Never 0.
+#[inline(always)]
+const fn signature(config: &NodeConfig) -> u32 {
+    config.flow_seed.wrapping_mul(SPREAD) | 1
+}
+
+/// Returns the value of [`PacketCtx::tunnelled`] that an early hook has noted for the packet; 0: it did not arrive encapsulated, or the
+/// note is not one of this node's program on this device.
+#[inline(always)]
+pub fn noted<M: Node, F: Frame>(maps: M, frame: F) -> u32 {
+    // Hardly any packet has a note.
+    let Some([first, tunnelled]) = frame.note() else { return 0 };
+    let is_own = maps.config().is_some_and(|config| signature(config) == first)
+        && maps.is_early_device(frame.ifindex())
+        && !frame.has_vlan_tag();
+    if is_own { tunnelled } else { 0 }
+}
+
+/// Whether another node sent the encapsulated packet, and the inner packet is for a Service. Counts a packet of another sender.
+#[inline(always)]
+fn is_accepted<M, N, F>(outer_maps: M, maps: N, frame: F, outer: &Arrived<Words<M>>) -> bool
+where
+    M: Node,
+    M::Family: Outer,
+    N: Services + Fragments + Counters,
+    N::Family: Outer + Fragmented,
+    F: Frame,
+{
+    let header = &outer.header;
+    let Some(inner) = <N::Family as Read>::read(frame, header.l4) else { return false };
+    if !is_ours(maps, frame, &inner) {
+        return false;
+    }
+    let from = outer_maps.node_addr(&header.src) & (NODE_ADDR_INTERNAL | NODE_ADDR_OWN);
+    let range = outer_maps.config().map(<M::Family as Outer>::sources);
+    // Without a range, only the address zero is in it.
+    let is_nodes = from == NODE_ADDR_INTERNAL
+        || from == 0 && range.is_some_and(|range| range.is_some() && range.contains(&header.src));
+    if !is_nodes && !F::EARLY {
+        report::reason(maps, Reason::ForeignTunnel);
+    }
+    is_nodes
 }
 
 /// Removes the outer header, which ends at `end`.
@@ -347,7 +491,7 @@ where
 {
     if inner.is_later {
         // The first fragment arrived here before.
-        return maps.fragment(&key_of::<N::Family>(inner)).is_some();
+        return !F::EARLY && maps.fragment(&key_of::<N::Family>(inner)).is_some();
     }
     let mut ports = [0u16; 2];
     let is_loaded = frame.load(inner.l4, &mut ports, size_of::<[u16; 2]>() as u32).is_ok();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::builder::{FalseyValueParser, TypedValueParser as _};
+use proxy_common::config::MAX_RATE;
 use serde::Serialize;
 
 use super::choices::{choice, choices};
@@ -10,7 +11,7 @@ use crate::programs::{ClsactPriority, TcxOrder, Xdp};
 use proxy_cli::value::{self, AlgorithmName, seconds};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::annotations::Annotations;
-use proxy_core::model::settings::{MeshPorts, NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::settings::{DsrSettings, DsrSources, MeshPorts, NodePortBind, SocketDrop, SocketLb};
 
 /// How sockets and packets are handled. The fields are the flags with these names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::Args)]
@@ -41,6 +42,27 @@ pub struct Paths {
     /// them to the kernel, which refuses them.
     #[arg(long, env = "BALLAST_ACCEPT_DSR", value_parser = FalseyValueParser::new())]
     pub accept_dsr: bool,
+    /// Number of connections to endpoints on other nodes (DSR) that may begin on a CPU in a second. Packets of connections beyond it
+    /// are sent to the endpoint that the Maglev table selects, and keep no entry in the flow table. 0: no limit.
+    #[arg(
+        long,
+        env = "BALLAST_DSR_FLOW_RATE",
+        value_name = "NUMBER",
+        default_value_t = DsrSettings::FLOW_RATE,
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_RATE))
+    )]
+    pub dsr_flow_rate: u32,
+    /// Ranges from which nodes take the source address of packets that they encapsulate (DSR), at most one of each address family: a
+    /// hash of the connection selects the address, so that the queues of the other node's network card share the packets. The same
+    /// on all nodes; no other machine may have an address in them. Default: an `InternalIP` of the node.
+    #[arg(
+        long,
+        env = "BALLAST_DSR_SOURCE_RANGES",
+        value_name = "CIDR[,CIDR]",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub dsr_source_ranges: DsrSources,
     /// Whether new connections skip endpoints that refuse connections or do not answer them, for Services with several
     /// endpoints and without the annotation `ballast.io/ejection`.
     #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on", value_parser = choice::<Ejection>())]

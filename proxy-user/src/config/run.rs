@@ -20,7 +20,7 @@ use crate::programs::{Capacities, PacketHook};
 use proxy_cli::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::ports::{LOCAL_PORTS, snat_ports};
-use proxy_core::model::settings::{Conntrack, FlowTimeouts, GivenFlowTimeouts, NodeSettings};
+use proxy_core::model::settings::{Conntrack, DsrSettings, FlowTimeouts, GivenFlowTimeouts, NodeSettings};
 
 /// The port of the health server, as in kube-proxy.
 pub const HEALTHZ_PORT: u16 = 10_256;
@@ -197,6 +197,7 @@ impl RunConfig {
             node_port_bind: paths.node_port_bind,
             mesh_ports: paths.mesh_ports,
             timeouts: flow_timeouts,
+            dsr: DsrSettings { flow_rate: paths.dsr_flow_rate, sources: paths.dsr_source_ranges },
             ..node_settings(&network, bind_address, kube_proxy.masquerade_mark)?
         };
         node.node_port_addresses.no_loopback = kube_proxy.no_loopback_node_ports;

@@ -39,12 +39,12 @@ pub const SCENARIOS: [Scenario; 6] = [
     },
 ];
 
-const ID: u32 = 7;
+pub const ID: u32 = 7;
 /// Number of the other node in `tunnels`.
-const NUMBER: u32 = 5;
+pub const NUMBER: u32 = 5;
 
 /// Returns the address of another node.
-fn other(family: Family) -> IpAddr {
+pub fn other(family: Family) -> IpAddr {
     match family {
         Family::V4 => "10.9.0.2".parse().unwrap(),
         Family::V6 => "fd00:9::2".parse().unwrap(),
@@ -72,7 +72,7 @@ fn set_node_addr(harness: &Harness, addr: IpAddr, bits: u32) {
 }
 
 /// Sets up a node that knows another one, whose address is of the family `outer`.
-fn begin(family: Family, outer: Family, harness: &mut Harness) {
+pub fn begin(family: Family, outer: Family, harness: &mut Harness) {
     for known in [family, outer] {
         know(known, harness);
         set_node_addr(harness, node_addr(known), NODE_ADDR_PORTS | NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
@@ -84,7 +84,7 @@ fn begin(family: Family, outer: Family, harness: &mut Harness) {
 }
 
 /// Undoes [`begin`], for the next test with this harness.
-fn end(harness: &mut Harness) {
+pub fn end(harness: &mut Harness) {
     harness.write(&[Write::Tunnel(NUMBER, None)]);
     harness.configure(|config| config.flags &= !CONFIG_DSR);
     for family in Family::BOTH {
@@ -94,7 +94,7 @@ fn end(harness: &mut Harness) {
 }
 
 /// Serves a load balancer's address with one endpoint, which has these flags; returns both.
-fn serve(family: Family, harness: &mut Harness, proto: u8, flags: u32) -> (SocketAddr, SocketAddr) {
+pub fn serve(family: Family, harness: &mut Harness, proto: u8, flags: u32) -> (SocketAddr, SocketAddr) {
     let (orig_dst, pod) = (family.frontend(3, 80), family.pod(1, 8080));
     let service = Service { flags: SERVICE_DSR, ..Service::new(ID, proto, orig_dst, &[pod]) };
     let mut writes = service.writes();
@@ -109,7 +109,7 @@ fn serve(family: Family, harness: &mut Harness, proto: u8, flags: u32) -> (Socke
     (orig_dst, pod)
 }
 
-fn tag(pod: SocketAddr) -> [u8; 2] {
+pub fn tag(pod: SocketAddr) -> [u8; 2] {
     match pod.ip() {
         IpAddr::V4(addr) => tunnel_tag(&addr.octets(), pod.port()),
         IpAddr::V6(addr) => tunnel_tag(&addr.octets(), pod.port()),
@@ -118,7 +118,7 @@ fn tag(pod: SocketAddr) -> [u8; 2] {
 }
 
 /// Returns the frame with its packet encapsulated in another packet from node to node.
-fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, tag: [u8; 2]) -> Vec<u8> {
+pub fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, tag: [u8; 2]) -> Vec<u8> {
     wrapped_with(frame, src, dst, tag, 64)
 }
 
@@ -151,7 +151,7 @@ fn wrapped_with(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2], hops:
     bytes
 }
 
-fn comes_in(harness: &mut Harness, bytes: &[u8]) -> Seen {
+pub fn comes_in(harness: &mut Harness, bytes: &[u8]) -> Seen {
     harness.run_on(Hook::Ingress, bytes, Some(uplink()))
 }
 

@@ -367,7 +367,7 @@ impl Harness {
         }
         self.zero_reasons();
         // The previous test may have used up the ICMP answers of a CPU.
-        let map = self.ebpf.map_mut(names::ICMP_RATELIMIT).unwrap();
+        let map = self.ebpf.map_mut(names::RATE_LIMITS).unwrap();
         let mut answers: PerCpuArray<_, u64> = map.try_into().unwrap();
         let cpus = aya::util::nr_cpus().unwrap();
         answers.set(0, PerCpuValues::try_from(vec![0; cpus]).unwrap(), 0).unwrap();
@@ -484,10 +484,22 @@ impl Harness {
         if packet.len() < 14 {
             return None;
         }
-        let mut out = vec![0; packet.len()];
+        let (verdict, out) = self.run_xdp(packet, device.unwrap_or(1));
+        let [drop, pass] = XDP;
+        if verdict == pass {
+            assert_eq!(out, packet, "XDP has changed what it leaves to tc");
+            return None;
+        }
+        self.taken += 1;
+        Some(Seen { verdict: if verdict == drop { DROP } else { REDIRECT }, packet: out })
+    }
+
+    /// Runs XDP on a packet that arrives on a device. Returns XDP's verdict, and the packet with what is in front of it.
+    pub fn run_xdp(&self, packet: &[u8], device: u32) -> (u32, Vec<u8>) {
+        let mut out = vec![0; packet.len() + 64];
         let mut context = [0; 24];
         context[4..8].copy_from_slice(&(packet.len() as u32).to_ne_bytes());
-        context[12..16].copy_from_slice(&device.unwrap_or(1).to_ne_bytes());
+        context[12..16].copy_from_slice(&device.to_ne_bytes());
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
@@ -495,13 +507,8 @@ impl Harness {
             ..TestRunOptions::default()
         };
         let result = self.early_program("xdp_ingress").test_run(options).unwrap();
-        let [drop, pass] = XDP;
-        if result.return_value == pass {
-            assert_eq!(out, packet, "XDP has changed what it leaves to tc");
-            return None;
-        }
-        self.taken += 1;
-        Some(Seen { verdict: if result.return_value == drop { DROP } else { REDIRECT }, packet: out })
+        out.truncate(result.data_size_out as usize);
+        (result.return_value, out)
     }
 
     /// Runs the tc program on a packet with this `struct __sk_buff`.

@@ -6,6 +6,7 @@
 mod algorithms;
 mod cost;
 mod dsr;
+mod dsr_xdp;
 mod eject;
 mod events;
 mod fixture;
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
         .chain(race::SCENARIOS)
         .chain(snat::SCENARIOS)
         .chain(dsr::SCENARIOS)
+        .chain(dsr_xdp::SCENARIOS)
         .chain(fragments::SCENARIOS)
         .chain(icmp::SCENARIOS)
         .chain(events::SCENARIOS)

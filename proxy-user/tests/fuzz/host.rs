@@ -17,9 +17,8 @@ use proxy_common::reason::Reason;
 use proxy_common::service::ServiceKey;
 use proxy_common::{Address, Family, V4, V6};
 use proxy_core::store::Write;
-use proxy_ebpf::frame::{PACKET_HOST, PACKET_OTHERHOST, Route};
+use proxy_ebpf::frame::{Frame as _, PACKET_HOST, PACKET_OTHERHOST, Route};
 use proxy_ebpf::host::{self, ChecksumState, HostMaps, HostPacket, Routes, Skb};
-use proxy_ebpf::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use proxy_ebpf::pipeline::Ip;
 use proxy_ebpf::step::{DROP, NEXT};
 
@@ -28,6 +27,7 @@ use crate::model::route;
 use crate::scenario::Scenario;
 use crate::tables;
 use crate::target::{Context, Counters, Device, Hidden, Hook, Outcome, Seen, Target, Traffic};
+use crate::tunnel::taken_out;
 
 /// Jiffies in a second.
 const HZ: u32 = 1000;
@@ -114,6 +114,7 @@ impl<F: Ip> Tables<F> {
         maps.set_config(NodeConfig {
             flags,
             snat: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
+            dsr_flow_rate: u32::from(scenario.limits_flows),
             uplinks: [index(Device::Uplink), 0, 0],
             macs: [mac(MACS[0]), 0, 0],
             ..NodeConfig::new(HZ, FLOWS, buckets_for(FLOWS), 0x5eed)
@@ -268,26 +269,32 @@ impl Host {
         self.v6.maps.advance(jiffies);
     }
 
-    /// Runs the XDP stages on a packet. Returns the result as a tc verdict, or `None` if they pass the packet unchanged to tc.
-    fn run_early(&self, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> Result<Option<Seen>, String> {
+    /// Runs the XDP stages on a packet. Returns the result as a tc verdict; or if they pass the packet to tc, its bytes, which change
+    /// only if the outer header was removed, and the note in front of it.
+    fn run_early(&self, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> Result<Early, String> {
         let packet = HostPacket::new(bytes).edit(edit);
-        let verdict = match ethertype(bytes) {
-            ETHERTYPE_IPV4 => host::run_early(self.v4.maps, packet.early_frame()),
-            ETHERTYPE_IPV6 => host::run_early(self.v6.maps, packet.early_frame()),
-            _ => NEXT,
-        };
+        let verdict = host::run_any_early(self.v4.maps, self.v6.maps, packet.early_frame());
+        let note = packet.frame().note();
         let seen = seen(verdict, packet)?;
         if seen.outcome != Outcome::Next {
             TAKEN.fetch_add(1, Ordering::Relaxed);
-            return Ok(Some(seen));
+            return Ok(Early::Done(seen));
         }
-        if seen.packet == bytes { Ok(None) } else { Err("XDP has changed what it leaves to tc".into()) }
+        let inner = taken_out(bytes).map(|(_, inner)| inner);
+        if seen.packet == bytes && note.is_none_or(|note| note == [0; 2])
+            || Some(&seen.packet) == inner.as_ref()
+        {
+            Ok(Early::Goes(seen.packet, note))
+        } else {
+            Err("XDP has changed what it leaves to tc".into())
+        }
     }
 }
 
-/// Returns the Ethernet type in network byte order, as in a socket buffer.
-fn ethertype(bytes: &[u8]) -> u32 {
-    u32::from(u16::from_ne_bytes([bytes[12], bytes[13]]))
+/// The result of XDP.
+enum Early {
+    Done(Seen),
+    Goes(Vec<u8>, Option<[u32; 2]>),
 }
 
 /// Returns the result of a packet.
@@ -330,6 +337,8 @@ impl Target for Host {
         self.is_v6 = scenario.is_v6;
         self.v4.begin_node(scenario);
         self.v6.begin_node(scenario);
+        self.v4.maps.set_early_device(index(Device::Uplink), self.early);
+        self.v6.maps.set_early_device(index(Device::Uplink), self.early);
         if scenario.is_v6 { self.v6.begin(scenario) } else { self.v4.begin(scenario) }
     }
 
@@ -358,14 +367,17 @@ impl Target for Host {
                 skb.checksum = ChecksumState::Complete(complete(bytes).into());
             }
         };
+        let (mut came, mut note) = (bytes.to_vec(), None);
         if self.early
             && (hook, context.device) == (host::Hook::Ingress, Device::Uplink)
             && !context.is_complete
-            && let Some(seen) = self.run_early(bytes, edit)?
         {
-            return Ok(seen);
+            match self.run_early(bytes, edit)? {
+                Early::Done(seen) => return Ok(seen),
+                Early::Goes(bytes, left) => (came, note) = (bytes, left),
+            }
         }
-        let packet = HostPacket::new(bytes).edit(edit);
+        let packet = HostPacket::new(&came).edit(edit).edit(|skb| skb.note = note);
         seen(host::run_any(hook, self.v4.maps, self.v6.maps, packet.frame()), packet)
     }
 

@@ -290,7 +290,7 @@ impl Target for Kernel {
         self.empty(names::FRAGMENTS6, size_of::<FragmentKey<[u32; 4]>>(), size_of::<FragmentEntry>());
         // The number of ICMP answers of a CPU in a second is limited, and cases need more: the limit starts again.
         let answers = Elements { count: 1, keys: vec![0; 4], values: vec![0; 8 * self.cpus] };
-        raw::write(self.maps[names::ICMP_RATELIMIT].fd().as_fd(), &answers).unwrap();
+        raw::write(self.maps[names::RATE_LIMITS].fd().as_fd(), &answers).unwrap();
         self.write(&tables::node(scenario, self.devices["up0"]));
         self.update(scenario);
         self.before = self.counted();

@@ -36,11 +36,20 @@ pub fn replay(bytes: &[u8]) -> String {
 pub fn scenario(scenario: &Scenario) -> String {
     let mut out = String::new();
     let Scenario {
-        is_v6, masquerade_all, other_proxy, knows_pods, knows_range, unmanaged, snat, dsr, ..
+        is_v6,
+        masquerade_all,
+        other_proxy,
+        knows_pods,
+        knows_range,
+        unmanaged,
+        snat,
+        dsr,
+        limits_flows,
+        ..
     } = scenario;
     writeln!(
         out,
-        "node: IPv{}, masquerade all: {masquerade_all}, leave old: {other_proxy}, pods' range: {knows_pods}, Services' range: {knows_range}, unmanaged: {unmanaged:?}, source: {:?} {snat:?}, DSR: {dsr:?}",
+        "node: IPv{}, masquerade all: {masquerade_all}, leave old: {other_proxy}, pods' range: {knows_pods}, Services' range: {knows_range}, unmanaged: {unmanaged:?}, source: {:?} {snat:?}, DSR: {dsr:?}, few flows: {limits_flows}",
         if *is_v6 { 6 } else { 4 },
         scenario.source(),
     )

@@ -147,6 +147,8 @@ pub struct Scenario {
     pub services: Vec<Service>,
     /// Whether nodes send each other encapsulated packets (DSR): `Some(true)` with IPv6 outer headers, `Some(false)` with IPv4.
     pub dsr: Option<bool>,
+    /// Whether few flows to other nodes may begin in a second; packets of others are sent without one.
+    pub limits_flows: bool,
     /// Whether there are few clients and mostly valid packets, so that flows reach late states.
     pub is_calm: bool,
 }
@@ -179,6 +181,7 @@ impl Scenario {
             has_source: rare & 0xf0 != 0xf0,
             services: Vec::new(),
             dsr: (nodes & 0x03 == 0x03).then_some(is_v6 ^ (nodes & 0x1c == 0x1c)),
+            limits_flows: nodes & 0x60 == 0x60,
             is_calm: rare & 0x08 != 0,
         };
         for id in 1..=u32::from(count) {

@@ -39,6 +39,7 @@ pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
                 + u32::from(scenario.other_proxy) * CONFIG_OTHER_PROXY
                 + u32::from(scenario.dsr.is_some()) * CONFIG_DSR,
             snat_ports: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
+            dsr_flow_rate: u32::from(scenario.limits_flows),
             uplinks: [uplink, 0, 0],
             macs: [mac(MACS[0]), 0, 0],
             ..ConfigRow::default()

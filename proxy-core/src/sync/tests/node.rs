@@ -72,6 +72,9 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         pod_cgroups: plan.pod_cgroups,
         pods4: range4.unwrap_or(Cidr::NONE),
         pods6: range6.unwrap_or(Cidr::NONE),
+        dsr_sources4: Cidr::NONE,
+        dsr_sources6: Cidr::NONE,
+        dsr_flow_rate: plan.dsr_settings.flow_rate,
         uplinks,
         macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |bits| bits & DEVICE_MAC)),
     };

@@ -1,6 +1,6 @@
 //! Packets at the early hook (XDP): it forwards what this node forwards, and leaves all other packets to tc.
 
-use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS};
+use proxy_common::service::SERVICE_EJECTS;
 
 use super::*;
 
@@ -128,15 +128,11 @@ fn what_tc_has_to_do<F: Net>() {
     assert_eq!(only_flow(own).source_port, 2500);
     assert!(is_left(own, &packet::<F>(backend, (node::<F>(), 2500), SYN_ACK), |_| {}));
 
-    // By DSR, and with session affinity.
-    for (what, entry) in [
-        ("DSR", ServiceEntry { flags: SERVICE_DSR, ..known_service() }),
-        ("affinity", ServiceEntry { affinity_secs: 60, ..known_service() }),
-    ] {
-        let maps = maps::<F>(0);
-        maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
-        assert!(is_left(maps, &packet::<F>(client, frontend, SYN), |_| {}), "{what}");
-    }
+    // With session affinity.
+    let maps = maps::<F>(0);
+    let entry = ServiceEntry { affinity_secs: 60, ..known_service() };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+    assert!(is_left(maps, &packet::<F>(client, frontend, SYN), |_| {}));
     // To a port without a Service.
     assert!(is_left(local, &packet::<F>(client, (frontend.0, 81), SYN), |_| {}));
 }

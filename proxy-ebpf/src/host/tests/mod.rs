@@ -27,7 +27,9 @@ mod sockets;
 mod tunnel;
 mod tunnel_chain;
 mod tunnel_churn;
+mod tunnel_early;
 mod tunnel_families;
+mod tunnel_flood;
 
 use std::vec::Vec;
 

@@ -3,7 +3,7 @@
 use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
 use proxy_common::config::CONFIG_DSR;
 use proxy_common::csum::fold;
-use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::node::{Cidr, NODE_ADDR_INTERNAL, TUNNEL_V4, TUNNEL_V6, Tunnel};
 use proxy_common::select::tunnel_tag;
 use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6};
 
@@ -12,13 +12,13 @@ use super::*;
 use crate::host::skb::{RouteTo, Routes};
 
 #[derive(Clone, Copy)]
-struct Both {
-    v4: HostMaps<V4>,
-    v6: HostMaps<V6>,
+pub(super) struct Both {
+    pub v4: HostMaps<V4>,
+    pub v6: HostMaps<V6>,
 }
 
 /// A family as the outer or inner one.
-trait Side: Net {
+pub(super) trait Side: Net {
     const TUNNEL: u32;
     /// Its number as a payload.
     const PAYLOAD: u8;
@@ -56,7 +56,7 @@ impl Side for V6 {
     }
 }
 
-fn other_node<F: Net>() -> F::Words {
+pub(super) fn other_node<F: Net>() -> F::Words {
     F::addr(8)
 }
 
@@ -74,7 +74,7 @@ fn set_up<F: Side>(backend_flags: u32) -> HostMaps<F> {
 }
 
 /// A node of both families, whose packets to the other node are encapsulated in the family `O`.
-fn both<O: Side>(backend_flags: u32) -> Both {
+pub(super) fn both<O: Side>(backend_flags: u32) -> Both {
     let both = Both { v4: set_up(backend_flags), v6: set_up(backend_flags) };
     let tunnel = Tunnel { addr: other_node::<O>().words(), source: node::<O>().words(), family: O::TUNNEL };
     both.v4.set_tunnel(NUMBER, tunnel);
@@ -83,7 +83,7 @@ fn both<O: Side>(backend_flags: u32) -> Both {
 }
 
 /// Returns the packet with an outer header.
-fn around<O: Side, I: Side>(src: O::Words, dst: O::Words, inner: &[u8]) -> Vec<u8> {
+pub(super) fn around<O: Side, I: Side>(src: O::Words, dst: O::Words, inner: &[u8]) -> Vec<u8> {
     let (addr, port) = backend::<I>();
     let mut header = O::ip(&src, &dst, I::PAYLOAD, 64, inner.len(), 0);
     O::mark(&mut header, tunnel_tag(&addr, port));
@@ -234,4 +234,74 @@ fn a_packet_arrives_encapsulated_in_either_family() {
     arrives::<V4, V6>();
     arrives::<V6, V4>();
     arrives::<V6, V6>();
+}
+
+fn range<F: Side>() -> Cidr<F::Words> {
+    // Only the last word of an address has bits of the hash.
+    let [a, b, c, d] = F::addr(0).words();
+    let mask = if F::HEADER == 20 { [0x00ff_ffffu32.to_le(), 0, 0, 0] } else { [!0, !0, !0, 0] };
+    Cidr {
+        addr: F::Words::from_words([a & mask[0], b & mask[1], c & mask[2], d & mask[3]]),
+        mask: F::Words::from_words(mask),
+    }
+}
+
+fn of_a_range<O: Side, I: Side>() {
+    let set = |both: Both| {
+        let set = |config: &mut NodeConfig| {
+            (config.dsr_sources4, config.dsr_sources6) = (range::<V4>(), range::<V6>());
+        };
+        both.v4.edit_config(set);
+        both.v6.edit_config(set);
+        both
+    };
+    let (first, second) = (set(both::<O>(NUMBER << BACKEND_TUNNEL_SHIFT)), set(both::<O>(BACKEND_LOCAL)));
+    let sources = [1000, 2000, 3000, 4000].map(|port| {
+        let client = (client::<I>().0, port);
+        let send = |shape| {
+            let bytes = packet::<I>(client, frontend::<I>(), shape);
+            let (verdict, skb) = run_over(Hook::Ingress, I::of(first), UPLINK, &bytes);
+            assert_eq!(verdict, REDIRECT);
+            skb
+        };
+        let outer = ip(&send(SYN));
+        let at = if O::HEADER == 20 { 12 } else { 8 };
+        let source = |outer: &[u8]| outer[at..at + size_of::<O::Words>()].to_vec();
+        assert_eq!(source(&ip(&send(DATA))), source(&outer), "one address for a flow");
+        if O::HEADER == 20 {
+            assert_eq!(build::checksum(&[&outer[..20]]), 0);
+        }
+        let mut words = [0; 4];
+        for (word, bytes) in words.iter_mut().zip(source(&outer).chunks(4)) {
+            *word = u32::from_ne_bytes(bytes.try_into().unwrap());
+        }
+        let source = O::Words::from_words(words);
+        assert!(range::<O>().contains(&source));
+        // The second node takes the packet out, as from an address of a node.
+        let bytes = build::ethernet::<O>(&around::<O, I>(source, node::<O>(), &outer[O::HEADER..]));
+        let frame = HostPacket::new(&bytes).edit(|skb| skb.ifindex = UPLINK);
+        assert_eq!(run_any(Hook::Ingress, second.v4, second.v6, frame.frame()), NEXT);
+        let inner = ip_packet::<I>(client, backend::<I>(), Shape { ttl: SYN.ttl - 1, ..SYN });
+        assert_eq!(ip(&frame.into_skb()), inner);
+        source
+    });
+    let different: std::collections::BTreeSet<_> = sources.iter().collect();
+    assert!(different.len() > 1);
+    // An address of this node is not another node's, also in the range.
+    let own = range::<O>().address(0x0700_0000);
+    O::of(second).add_node_addr(own, NODE_ADDR_OWN);
+    let inner = ip_packet::<I>(client::<I>(), frontend::<I>(), SYN);
+    let bytes = build::ethernet::<O>(&around::<O, I>(own, node::<O>(), &inner));
+    let frame = HostPacket::new(&bytes).edit(|skb| skb.ifindex = UPLINK);
+    assert_eq!(run_any(Hook::Ingress, second.v4, second.v6, frame.frame()), NEXT);
+    assert_eq!(frame.into_skb().as_slice(), bytes);
+    assert_eq!(I::of(second).count_of(Reason::ForeignTunnel), 1);
+}
+
+#[test]
+fn outer_source_is_one_of_the_range_for_each_flow() {
+    of_a_range::<V4, V4>();
+    of_a_range::<V4, V6>();
+    of_a_range::<V6, V4>();
+    of_a_range::<V6, V6>();
 }

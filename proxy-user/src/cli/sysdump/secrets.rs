@@ -147,7 +147,7 @@ mod tests {
     #[rstest]
     #[case("{\"address\": \"10.96.0.10:80\", \"service\": \"default/web:http\"}\n")]
     #[case("ballast_map_entries{map=\"services\"} 6\n")]
-    #[case("icmp_ratelimit: the TokenBucket of a CPU\n")]
+    #[case("rate_limits: the TokenBucket of a CPU\n")]
     #[case("https://10.0.0.1:6443/ answers\n")]
     fn text_without_secrets_is_unchanged(#[case] text: &str) {
         assert_eq!(left_out(text), text);

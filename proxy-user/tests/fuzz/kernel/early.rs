@@ -4,11 +4,14 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aya::maps::HashMap;
 use aya::programs::Xdp;
+use proxy_common::map_names as names;
 
 use super::Kernel;
 use crate::raw;
-use crate::target::{Outcome, Seen};
+use crate::target::{Device, Outcome, Seen};
+use crate::tunnel::taken_out;
 
 /// Lengths of the frames that XDP runs on, in bytes: at least an Ethernet header, and no more than a test run puts into one
 /// buffer.
@@ -36,10 +39,15 @@ impl Kernel {
         let mut kernel = Self { early: true, ..Self::new(bpffs, number) };
         let program: &mut Xdp = kernel.ebpf.program_mut(PROGRAM).unwrap().try_into().unwrap();
         program.load().unwrap();
+        let uplink = kernel.device(Device::Uplink);
+        let map = kernel.ebpf.map_mut(names::XDP_DEVICES).unwrap();
+        let mut devices: HashMap<_, u32, u32> = map.try_into().unwrap();
+        devices.insert(uplink, 1, 0).unwrap();
         kernel
     }
 
-    /// Runs XDP on a packet. Returns the result as a tc verdict, or `None` if XDP passes the packet unchanged to tc.
+    /// Runs XDP on a packet. Returns the result as a tc verdict, or `None` if XDP passes the packet to tc: unchanged, or without its
+    /// outer header and with a note in front of it. A test run of tc takes no note, so it gets the packet as it came.
     pub(super) fn run_early(&mut self, packet: &[u8], device: u32) -> Result<Option<Seen>, String> {
         if !LENGTHS.contains(&packet.len()) {
             return Ok(None);
@@ -54,7 +62,7 @@ impl Kernel {
         let (verdict, length) = result.map_err(|error| format!("the kernel does not run XDP: {error}"))?;
         let after = &self.buffer[..length];
         let outcome = match verdict {
-            XDP_PASS if after == packet => return Ok(None),
+            XDP_PASS if after == packet || is_taken_out(packet, after) => return Ok(None),
             XDP_PASS => return Err("XDP has changed what it leaves to tc".into()),
             XDP_DROP => Outcome::Drop,
             XDP_TX | XDP_REDIRECT => Outcome::Redirect,
@@ -63,4 +71,17 @@ impl Kernel {
         TAKEN.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Seen { outcome, packet: after.to_vec(), is_sum_wrong: false }))
     }
+}
+
+/// Bytes of a note.
+const NOTE: usize = 8;
+
+/// Whether `after` is the frame inside an encapsulated frame, with a note in front of it.
+fn is_taken_out(frame: &[u8], after: &[u8]) -> bool {
+    let is = |(note, inner): (&[u8], &[u8])| {
+        taken_out(frame).is_some_and(|(_, bytes)| bytes == inner) && note.iter().any(|byte| *byte != 0)
+            // The driver had no room, and the frame is unchanged.
+            || inner == frame && note == [0; NOTE]
+    };
+    after.split_at_checked(NOTE).is_some_and(is)
 }

@@ -66,9 +66,7 @@ impl Model {
                 return Some((at, false));
             }
         }
-        let is = |flow: &Flow| {
-            flow.kind != Kind::Own && (flow.proto, flow.source, flow.backend) == (proto, quote.src, quote.dst)
-        };
+        let is = |flow: &Flow| flow.kind != Kind::Own && flow.has_replies(proto, quote.dst, quote.src);
         let at = self.flows.iter().position(is)?;
         let at = self.in_time(at)?;
         // At ingress, an error has that direction only if the node is the client of the endpoint (SNAT).

@@ -210,6 +210,11 @@ pub fn half(number: u32) -> u16 {
 }
 
 impl Flow {
+    /// Whether the flow's replies have these addresses. Replies to packets for another node do not pass this one.
+    pub fn has_replies(&self, proto: u8, from: SocketAddr, to: SocketAddr) -> bool {
+        !self.is_tunnel && (self.proto, self.backend, self.source) == (proto, from, to)
+    }
+
     /// Whether the endpoint has not answered yet, and its first answer updates its health.
     pub fn waits(&self) -> bool {
         let State { has_syn, replied, rst, has_unanswered_syn, .. } = &self.state;

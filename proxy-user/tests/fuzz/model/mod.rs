@@ -328,9 +328,7 @@ impl Model {
 
     /// Returns the flow whose endpoint sends such a packet.
     fn of_backend(&mut self, segment: &Segment) -> Option<usize> {
-        let of = |flow: &Flow| {
-            (flow.proto, flow.backend, flow.source) == (segment.proto, segment.src, segment.dst)
-        };
+        let of = |flow: &Flow| flow.has_replies(segment.proto, segment.src, segment.dst);
         let at = self.flows.iter().position(of)?;
         self.in_time(at)
     }

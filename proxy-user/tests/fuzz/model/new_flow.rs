@@ -116,7 +116,22 @@ impl Model {
             };
             return Ok(self.refuse(met, segment, service.id, reason));
         }
+        let may_bypass = self.may_bypass(&service, outside);
+        if self.has_counted(met, Reason::FlowBypassed) {
+            if !may_bypass {
+                return Err(format!("a connection to {service:?} needs an entry"));
+            }
+            return self.bypassed(met, segment, &service, &extent, origin, outside);
+        }
         if segment.proto != UDP && !segment.may_begin() {
+            let is_others = |one| self.is_encapsulated_to(&service, one, segment, origin, outside);
+            if may_bypass
+                && previous.is_none()
+                && segment.flags & SYN == 0
+                && candidates.iter().all(is_others)
+            {
+                return Err("the endpoint's node knows whether the connection exists".into());
+            }
             // The picks may have met only endpoints that do not serve any more.
             let is_missed = is_stale && self.has_counted(met, Reason::MapInconsistent);
             let reason = if is_missed { Reason::MapInconsistent } else { Reason::InvalidState };
@@ -192,7 +207,11 @@ impl Model {
         let client = segment.src.ip();
         let is_tunnel = self.is_encapsulated_to(service, endpoint, segment, origin, outside);
         let is_snat = !is_tunnel && self.is_snat(service, endpoint, client, origin);
-        self.may_be_source(segment, endpoint.addr, source, is_snat)?;
+        if !is_tunnel {
+            self.may_be_source(segment, endpoint.addr, source, is_snat)?;
+        } else if source != segment.src {
+            return Err(format!("the source {source} of a flow to another node is not the client's"));
+        }
         let kind = match (is_snat, origin.from_node) {
             (false, _) => flow::Kind::Plain,
             (true, false) => flow::Kind::Snat,
@@ -471,7 +490,9 @@ impl Model {
                 Keeps::Assured => is_over || flow.gives_up_port(self.now),
                 Keeps::All => is_over && !flow.is_quarantined(self.now),
             };
-            (flow.proto, flow.backend, flow.source.port()) == (proto, backend, port) && !is_free
+            !flow.is_tunnel
+                && (flow.proto, flow.backend, flow.source.port()) == (proto, backend, port)
+                && !is_free
         })
     }
 
@@ -490,8 +511,7 @@ impl Model {
         source: SocketAddr,
         is_snat: bool,
     ) -> Result<(), String> {
-        let has =
-            |flow: &Flow, source| (flow.proto, flow.backend, flow.source) == (segment.proto, backend, source);
+        let has = |flow: &Flow, source| flow.has_replies(segment.proto, backend, source);
         let taken = self.flows.iter().position(|flow| has(flow, source));
         let now = self.now;
         if let Some(at) = taken {

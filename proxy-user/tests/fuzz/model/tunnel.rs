@@ -14,7 +14,7 @@ use super::{Met, Model, Must};
 use crate::forge::{ETHERNET, SYN};
 use crate::scenario::{Endpoint, Kind, Location, SCTP, Service, TCP, UDP, address};
 use crate::target::{Device, Hook};
-use crate::tunnel::{MAX_HOPS, Outer, hops_of, is_encapsulated, number_of, time_to_live};
+use crate::tunnel::{MAX_HOPS, Outer, hops_of, is_encapsulated, number_of, taken_out, time_to_live};
 
 /// How an encapsulated packet arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,6 +304,38 @@ impl Model {
             && segment.proto != SCTP
             && !is_nodes
             && (service.kind != Kind::NodePort || at_node)
+    }
+
+    /// Whether packets of a connection to another node may be sent without a flow: a table always leads to the same endpoint.
+    pub(super) fn may_bypass(&self, service: &Service, outside: bool) -> bool {
+        self.scenario.limits_flows && service.affinity == 0 && service.is_by_table(outside)
+    }
+
+    /// Sends a packet to the node of its endpoint without a flow: too many have begun in this second, or it ends a connection.
+    pub(super) fn bypassed(
+        &mut self,
+        met: &Met<'_>,
+        segment: &Segment,
+        service: &Service,
+        extent: &[Endpoint],
+        origin: Origin,
+        outside: bool,
+    ) -> Result<Must, String> {
+        // An answer to the client does not depend on the endpoint.
+        let number = taken_out(&met.seen.packet).map(|(outer, _)| outer.number);
+        let is_it = |one: &&Endpoint| {
+            one.serves
+                && self.is_encapsulated_to(service, one, segment, origin, outside)
+                && number.is_none_or(|number| number_of(one.addr) == number)
+        };
+        let Some(endpoint) = extent.iter().find(is_it).map(|one| one.addr) else {
+            return Err(format!("sent without a flow, to none of {extent:?}"));
+        };
+        self.count(Reason::FlowBypassed, service.id);
+        let traffic = self.counters.traffic.entry(service.id).or_default();
+        traffic.packet(false, segment.length());
+        let is_sure = segment.opens() || segment.proto != TCP;
+        Ok(self.encapsulate(met, segment, endpoint, u8::from(!is_sure)))
     }
 
     /// Encapsulates a client's packet to the node of its endpoint.

@@ -1,9 +1,12 @@
 //! Direct server return on three nodes: clients outside reach node 1, and the endpoints are on nodes 2 and 3.
 //!
-//! `objects.rs` has the objects that the agents read, `bulk.rs` has large transfers, and `segments.rs` has datagrams in segments.
+//! `objects.rs` has the objects that the agents read, `bulk.rs` has large transfers, `segments.rs` has datagrams in segments,
+//! `by_xdp.rs` has XDP at both ends, and `ranges.rs` has sources of a range.
 
 mod bulk;
+mod by_xdp;
 mod objects;
+mod ranges;
 mod segments;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -47,6 +50,10 @@ pub const CASES: &[NodesCase] = &[
         name: "dsr::segmented_datagrams_are_forwarded_to_a_third_node",
         run: || with(Wish::default(), segments::on_to_a_third_node),
     },
+    NodesCase { name: "dsr::xdp_encapsulates_and_takes_out", run: || by_xdp::both_ends(&Family::BOTH) },
+    NodesCase { name: "dsr::xdp_encapsulates_v6_in_v4", run: || by_xdp::both_ends(&[Family::V4]) },
+    NodesCase { name: "dsr::xdp_encapsulates_v4_in_v6", run: || by_xdp::both_ends(&[Family::V6]) },
+    NodesCase { name: "dsr::nodes_accept_sources_of_their_own_range", run: ranges::sources },
     NodesCase { name: "dsr::client_learns_the_mtu_between_nodes", run: || with(Wish::default(), learns_mtu) },
     NodesCase { name: "dsr::pods_cannot_forge_encapsulated_packets", run: || with(Wish::default(), forged) },
     NodesCase { name: "dsr::connections_survive_a_change_of_the_mode", run: || with(Wish::default(), live) },
