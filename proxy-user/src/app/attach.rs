@@ -28,8 +28,8 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
 /// objects; then keeps the attachments, and reports by cause what is not attached, the devices without programs, and when the
-/// next progress with devices is `due`. Returns
-/// an error if a task of it panics, or if the cgroup was replaced: the restart attaches to the new one.
+/// next progress with devices is `due`. Returns an error if a task of it panics, or if the cgroup was replaced: the restart
+/// attaches to the new one.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
