@@ -624,7 +624,6 @@ fn changes_during_a_list_are_found_by_name() {
     };
     let mut list = List::default();
     assert!(report::<OtherNode>(Ok(watcher::Event::Init), &mut list).is_none());
-    let begun = std::time::Instant::now();
     let objects = (0..10_000).map(|number| object(&format!("node-{number}"), 1));
     for object in objects.clone() {
         assert!(report(Ok(watcher::Event::InitApply(object)), &mut list).is_none());
@@ -639,7 +638,6 @@ fn changes_during_a_list_are_found_by_name() {
     let Event::Reset(Listing::Others(nodes)) = *event else { panic!("{event:?}") };
     assert_eq!(nodes.len(), 9_999);
     assert!(nodes.iter().all(|node| node.name != "node-7"));
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
 fn kinds_of(reports: &[Report]) -> String {
