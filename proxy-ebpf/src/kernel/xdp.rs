@@ -185,7 +185,7 @@ impl Frame for Xdp {
     #[inline(always)]
     fn add_note(self) -> Result<(), HelperFailed> {
         // SAFETY: a valid context; the helper checks the number.
-        let result = unsafe { helper::bpf_xdp_adjust_meta(self.raw, -(size_of::<[u32; 2]>() as i32)) };
+        let result = unsafe { helper::bpf_xdp_adjust_meta(self.raw, -fib::size::<[u32; 2]>()) };
         // The buffer may still hold the note of an earlier frame.
         if result == 0 { self.set_note([0; 2]) } else { Err(HelperFailed) }
     }

@@ -178,7 +178,7 @@ pub(super) fn load(
     let (hz, unusable_xdp) = load_programs(&mut ebpf, xdp, known)?;
     calls::connect(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
-    configure(&mut ebpf, paths, stored, hz, capacities)?;
+    configure(&mut ebpf, paths, &stored, hz, capacities)?;
     Ok(Loaded { ebpf, notices, is_current, hz, unusable_xdp })
 }
 
@@ -308,7 +308,7 @@ fn load_programs(
 fn configure(
     ebpf: &mut Ebpf,
     paths: &Paths,
-    stored: NodeConfig,
+    stored: &NodeConfig,
     hz: u32,
     capacities: &Capacities,
 ) -> Result<(), Error> {
@@ -322,7 +322,7 @@ fn configure(
     let fresh = NodeConfig { limits: capacities.limits(), ..NodeConfig::new(hz, flows, buckets, seed) };
     // The settings of an earlier agent stay in force until this agent writes newer ones.
     let is_usable = stored.flow_seed != 0 && stored.abi == fresh.abi && stored.hz == fresh.hz;
-    let config = if is_usable { NodeConfig { limits: fresh.limits, ..stored } } else { fresh };
+    let config = if is_usable { NodeConfig { limits: fresh.limits, ..*stored } } else { fresh };
     // The programs of an earlier agent read the entries that `config` names, so these exist before.
     let tables = [(names::FLOWS, names::FLOW_INDEX), (names::FLOWS6, names::FLOW_INDEX6)];
     for (size, (flows, index)) in config.flows.iter().zip(tables) {

@@ -202,7 +202,7 @@ proptest! {
         let mut history = Vec::new();
         for event in events {
             history.push(match &event {
-                Event::Change(_) => std::format!("change"),
+                Event::Change(_) => std::string::String::from("change"),
                 other => std::format!("{other:?}"),
             });
             match event {

@@ -10,6 +10,9 @@ use super::tunnel::NUMBER;
 use super::tunnel_families::{Both, Side, around, both, other_node};
 use super::*;
 
+/// What a test changes of a packet.
+type Edit = fn(&mut Skb);
+
 const ACK: Shape = Shape { flags: 0x10, ..SYN };
 
 /// Returns the frame that the node sends for a packet of the client: encapsulated in the family `O`.
@@ -22,9 +25,8 @@ fn sent_to<O: Side, I: Side>(shape: Shape) -> Vec<u8> {
 
 fn a_connection<O: Side, I: Side>() {
     let maps = I::of(both::<O>(NUMBER << BACKEND_TUNNEL_SHIFT));
-    let run = |shape, edit: fn(&mut Skb)| {
-        run_at(maps, UPLINK, &packet::<I>(client::<I>(), frontend::<I>(), shape), edit)
-    };
+    let run =
+        |shape, edit: Edit| run_at(maps, UPLINK, &packet::<I>(client::<I>(), frontend::<I>(), shape), edit);
     maps.advance(1);
     for (packets, shape) in [(1, SYN), (2, ACK), (3, DATA)] {
         let (verdict, skb) = run(shape, |_| {});
@@ -36,7 +38,7 @@ fn a_connection<O: Side, I: Side>() {
     assert_eq!((tunnel_of(flow.bits()), flow.bits() & STATE_SNAT), (NUMBER, 0));
     assert_eq!((flow.source_port, flow.positions[1]), (client::<I>().1, u32::MAX), "no reply key");
     // What tc has to do: nothing is changed or counted before.
-    let edits: [(&str, fn(&mut Skb)); 5] = [
+    let edits: [(&str, Edit); 5] = [
         ("no route", |skb| skb.routes.set_default(None)),
         ("an unknown neighbour", |skb| skb.routes.set_default(Some(Route { resolved: 0, ..route() }))),
         ("too long", |skb| skb.routes.set_default(Some(Route { mtu: 59, ..route() }))),
@@ -171,7 +173,7 @@ fn xdp_removes_the_outer_header_and_tc_delivers() {
 }
 
 fn what_tc_has_to_take_out<O: Side, I: Side>() {
-    let is_left = |both: Both, bytes: &[u8], edit: fn(&mut Skb)| {
+    let is_left = |both: Both, bytes: &[u8], edit: Edit| {
         let packet = arriving(bytes, edit);
         assert_eq!(xdp(both, &packet), NEXT);
         let skb = packet.into_skb();
