@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn end_of_all_drain_periods_concerns_no_later_table() {
-        let (now, hold) = (Instant::now(), Duration::from_secs(600));
+        let (now, hold) = (Instant::now(), Duration::from_mins(10));
         let table = MaglevTable { base: 7, words: 9, signature: 1 };
         let mut drains = Drains::new(hold);
         // No table is there to leave.
