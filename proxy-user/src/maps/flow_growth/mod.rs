@@ -143,10 +143,12 @@ const fn most_in_use(entries: u32) -> u32 {
 }
 
 /// Returns the size to which a table of `entries` grows when `held` are in use: a power of two of at least twice the size, or the
-/// limit, which is larger than `entries` and need not be a power of two.
+/// limit, which is larger than `entries` and need not be a power of two. The first table grows to four times its size: while its
+/// keys move, new flows of a busy machine would fill twice the size.
 fn larger(entries: u32, held: u32, limit: u32) -> u32 {
     let wanted = held.saturating_mul(ROOM).checked_next_power_of_two().unwrap_or(limit);
-    wanted.max(entries.saturating_mul(2)).min(limit)
+    let least = if entries <= names::FIRST_FLOWS { ROOM } else { 2 };
+    wanted.max(entries.saturating_mul(least)).min(limit)
 }
 
 impl Table {

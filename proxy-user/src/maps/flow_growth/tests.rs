@@ -243,7 +243,8 @@ fn flows_that_begin_meanwhile_are_found_too() {
 fn a_limit_that_is_no_power_of_two_is_reached() {
     assert_eq!(larger(131_072, 65_537, 196_608), 196_608, "32,768 for each of six cores");
     assert_eq!(larger(16_384, 4_097, 20_000), 20_000);
-    assert_eq!(larger(16_384, 4_097, 1 << 20), 32_768);
+    assert_eq!(larger(16_384, 4_097, 1 << 20), 65_536);
+    assert_eq!(larger(65_536, 30_000, 1 << 20), 131_072);
     assert_eq!(larger(8_388_608, 5_000_000, MAX_FLOWS), MAX_FLOWS.min(16_777_216));
     assert_eq!(larger(1 << 30, u32::MAX, u32::MAX), u32::MAX);
 }
