@@ -374,7 +374,7 @@ mod tests {
         }
         assert_eq!(overdue(&due), Duration::ZERO);
         tokio::time::advance(PERIOD).await;
-        assert_eq!(overdue(&due), Duration::ZERO, "it rests until the next pass");
+        assert_eq!(overdue(&due), Duration::ZERO, "no progress is due before the next pass");
         running.abort();
     }
 

@@ -63,7 +63,7 @@ fn the_last_tables_stay_in_order_newest_first() {
 }
 
 #[test]
-fn drain_period_ends_while_more_than_half_of_the_room_is_used() {
+fn drain_period_ends_if_room_is_scarce() {
     let period = QuarantinePeriods::default().table;
     let words = length(2) + length(3) + length(4);
     for (maglev, is_scarce) in [(2 * words + 2, false), (2 * words, true)] {
@@ -96,7 +96,7 @@ fn previous_table_stays_a_day_while_there_is_room() {
 }
 
 #[test]
-fn previous_tables_take_no_current_table_from_their_namespace() {
+fn current_table_stays_under_churn() {
     // Eight of nine tables are planned, and two are needed.
     let mut fixture = Fixture::new(Capacity { maglev: 9 * length(4) + 20, ..ROOMY });
     fixture.trust_nothing();
@@ -162,7 +162,7 @@ fn a_new_table_that_needs_the_room_has_it() {
 }
 
 #[test]
-fn outdated_table_serves_ten_seconds_while_there_is_no_room_for_two() {
+fn outdated_table_without_room_serves_ten_seconds() {
     let mut fixture = Fixture::new(Capacity { maglev: 1 + length(4) + length(8) + 300, ..ROOMY });
     fixture.trust_nothing();
     fixture.change([by_maglev("b", 2, 4)]);

@@ -188,7 +188,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn connection_keeps_its_endpoint_while_its_node_has_the_flow(
+    fn connection_with_owner_flow_keeps_endpoint(
         table in prop::array::uniform::<_, ENTRIES>(0..NODES as u8),
         first in 0..NODES,
         client_port in 4000_u16..8000,

@@ -138,7 +138,7 @@ fn lives(mut cluster: Cluster, random: &mut Random, loses: bool, rows: &mut [Row
 
 /// The number of connections: `BALLAST_CONNECTIONS`.
 #[test]
-fn connections_of_living_endpoints_survive_moves_and_changes() {
+fn connections_survive_moves_and_changes() {
     let count = env::var("BALLAST_CONNECTIONS").map_or(20_000, |text| text.parse().expect("a number"));
     for loses in [false, true] {
         let mut rows = [Row::default(); EVENTS + 1];

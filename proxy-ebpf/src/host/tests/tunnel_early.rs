@@ -1,5 +1,5 @@
-//! DSR at the early hook (XDP): packets to other nodes leave encapsulated, and those from other nodes go on to tc without their
-//! outer header.
+//! DSR by XDP: the first node encapsulates a packet, and the endpoint's node removes the outer header and passes the inner packet to
+//! tc.
 
 use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
 use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
@@ -90,7 +90,7 @@ fn some_pass<O: Side, I: Side>() {
 }
 
 #[test]
-fn xdp_passes_a_tick_of_packets_with_a_route_of_the_other_family() {
+fn mixed_family_route_on_probe_tick_passes() {
     some_pass::<V4, V6>();
     some_pass::<V6, V4>();
 }
@@ -215,7 +215,7 @@ fn what_tc_has_to_take_out<O: Side, I: Side>() {
 }
 
 #[test]
-fn encapsulated_packet_that_xdp_cannot_take_out_passes_unchanged() {
+fn undecapsulated_packet_passes_unchanged() {
     what_tc_has_to_take_out::<V4, V4>();
     what_tc_has_to_take_out::<V4, V6>();
     what_tc_has_to_take_out::<V6, V4>();

@@ -13,7 +13,7 @@ use proxy_core::store::Write;
 /// Resets the health of ids. What programs write meanwhile concerns the id's previous owner, or is written again later.
 pub(super) fn join(health: &Array, run: &[Write]) -> Result<(), Stopped> {
     let mut windows = health.windows();
-    // Newcomers of one port share the list of the others, which may be long.
+    // Endpoints that join one port refer to the same list of its other endpoints, which may be long.
     let mut known = None;
     for (done, write) in run.iter().enumerate() {
         let Write::ResetHealth(id, _, others) = write else { continue };

@@ -124,7 +124,7 @@ fn connect_to_a_node_port_on_any_loopback_address_is_translated() {
 }
 
 #[test]
-fn connect_of_the_node_to_a_node_port_at_0_0_0_0_is_one_to_127_0_0_1() {
+fn node_connect_to_zero_address_is_loopback() {
     let maps = socket_maps::<V4>();
     let (zero, loopback) = ([0], [u32::from_ne_bytes([127, 0, 0, 1])]);
     maps.add_node_addr(loopback, NODE_ADDR_OWN | NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK);
