@@ -3,6 +3,7 @@
 use core::mem::{align_of, size_of};
 
 use crate::{
+    Address,
     affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey},
     backend::BackendEntry,
     config::{NodeConfig, PortRange},
@@ -24,10 +25,16 @@ use crate::{
 /// The type is `Copy` and `'static`, has no padding bytes, and every bit pattern is a valid value.
 pub unsafe trait Plain: Copy + 'static {}
 
-macro_rules! plain {
+macro_rules! sizes {
     ($($type:ty: $size:literal = $($field:literal)+;)+) => {$(
         const _: () = assert!(size_of::<$type>() == $size && $size == 0 $(+ $field)+, "padding or a changed layout");
         const _: () = assert!(align_of::<$type>() <= 8, "the kernel aligns values to eight bytes");
+    )+};
+}
+
+macro_rules! plain {
+    ($($type:ty: $size:literal = $($field:literal)+;)+) => {$(
+        sizes! { $type: $size = $($field)+; }
         // SAFETY: the sizes of the fields add up to the size of the type, and all of them are integers.
         unsafe impl Plain for $type {}
         // SAFETY: as for `Plain`.
@@ -36,9 +43,9 @@ macro_rules! plain {
     )+};
 }
 
-/// Checks that a type has the same layout with addresses as words and as octets, so that one pointer type can be cast to
-/// the other.
-macro_rules! same_bytes {
+/// Types that hold addresses: each has the same layout with addresses as words and as octets, so that one pointer type can be
+/// cast to the other. Their sizes are in `sizes`.
+macro_rules! plain_of_addresses {
     ($($name:ident)+) => {$(
         const _: () = assert!(
             size_of::<$name<[u8; 4]>>() == size_of::<$name<[u32; 1]>>()
@@ -47,24 +54,26 @@ macro_rules! same_bytes {
                 && align_of::<$name<[u8; 16]>>() == align_of::<$name<[u32; 4]>>(),
             "octets and words are laid out differently"
         );
+        // SAFETY: the four types of addresses are integers, and `sizes` and the check above cover all four layouts.
+        unsafe impl<A: Address> Plain for $name<A> {}
+        // SAFETY: as for `Plain`.
+        #[cfg(feature = "user")]
+        unsafe impl<A: Address> aya::Pod for $name<A> {}
     )+};
 }
 
-same_bytes! {
-    ServiceKey BackendEntry FlowEntry SocketKey SocketEntry Cidr NodeEntry AffinityKey SourceRangeKey
+plain_of_addresses! {
+    ServiceKey BackendEntry FlowEntry Cidr IpsecPolicy DeviceSource NodeEntry AffinityKey SourceRangeKey FragmentKey
+    SocketKey SocketEntry
 }
 
-plain! {
+sizes! {
     ServiceKey<[u8; 4]>: 8 = 4 2 1 1;
     ServiceKey<[u8; 16]>: 20 = 16 2 1 1;
-    ServiceEntry: 28 = 4 4 4 4 4 4 2 1 1;
     BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
     BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
-    Bucket: 64 = 60 2 2;
     FlowEntry<[u8; 4]>: 64 = 8 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 8 4;
     FlowEntry<[u8; 16]>: 112 = 8 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 8 4;
-    PortRange: 4 = 2 2;
-    NodeConfig: 272 = 4 4 4 4 4 4 4 4 4 4 4 4 32 8 12 20 4 4 8 24 16 8 8 32 8 32 4 4;
     Cidr<[u8; 4]>: 8 = 4 4;
     Cidr<[u8; 16]>: 32 = 16 16;
     IpsecPolicy<[u8; 4]>: 16 = 8 8;
@@ -73,20 +82,27 @@ plain! {
     DeviceSource<[u8; 16]>: 20 = 4 16;
     NodeEntry<[u8; 4]>: 408 = 4 8 64 4 256 4 64 4;
     NodeEntry<[u8; 16]>: 1500 = 16 32 256 4 1024 4 160 4;
-    Tunnel: 36 = 16 16 4;
     AffinityKey<[u8; 4]>: 8 = 4 4;
     AffinityKey<[u8; 16]>: 20 = 16 4;
-    NetnsAffinityKey: 16 = 8 4 4;
-    AffinityEntry: 8 = 4 4;
     SourceRangeKey<[u8; 4]>: 8 = 4 4;
     SourceRangeKey<[u8; 16]>: 20 = 4 16;
     FragmentKey<[u32; 1]>: 16 = 4 4 4 4;
     FragmentKey<[u32; 4]>: 40 = 16 16 4 4;
-    FragmentEntry: 12 = 2 2 2 2 4;
     SocketKey<[u8; 4]>: 16 = 8 4 2 1 1;
     SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
     SocketEntry<[u8; 4]>: 20 = 4 2 2 4 4 4;
     SocketEntry<[u8; 16]>: 32 = 16 2 2 4 4 4;
+}
+
+plain! {
+    ServiceEntry: 28 = 4 4 4 4 4 4 2 1 1;
+    Bucket: 64 = 60 2 2;
+    PortRange: 4 = 2 2;
+    NodeConfig: 272 = 4 4 4 4 4 4 4 4 4 4 4 4 32 8 12 20 4 4 8 24 16 8 8 32 8 32 4 4;
+    Tunnel: 36 = 16 16 4;
+    NetnsAffinityKey: 16 = 8 4 4;
+    AffinityEntry: 8 = 4 4;
+    FragmentEntry: 12 = 2 2 2 2 4;
     SocketStorage: 48 = 16 16 2 2 4 4 1 1 1 1;
     SocketPeer: 48 = 16 16 2 2 4 4 1 1 2;
     SocketPeers: 384 = 384;
@@ -100,7 +116,7 @@ plain! {
     PortName: 196 = 2 1 1 192;
     Event: 96 = 8 8 16 16 16 4 4 4 4 4 2 2 2 1 1 1 1 2;
     Lease: 16 = 8 8;
-    Monitor: 280 = 8 8 8 256;
+    Monitor: 296 = 8 8 8 8 8 256;
 }
 
 // SAFETY: the type is an integer.

@@ -444,13 +444,16 @@ pub const fn is_abandoned(bits: u32, silent: u32, hz: u32) -> bool {
 /// Eviction priority of an entry that must not be evicted.
 pub const KEEP: u32 = 7;
 
+/// The eviction priority of a flow that is not assured and was seen in the last second.
+pub const RECENT: u32 = 5;
+
 /// Returns the eviction priority of an entry: a new flow takes the entry with the lowest one; [`KEEP`]: never. The last
 /// lines have no branches, since each would double the paths that the verifier walks through. `opaque` hides a number from
 /// the compiler, which would create branches otherwise.
 ///
 /// 0 free; 1 expired; 2 closed. Of the flows that are not assured: 3 replied and silent for a second; 4 unreplied and
-/// silent for a second; 5 seen in the last second, or encapsulated (DSR) and acknowledged by the client. So a flood of new
-/// flows evicts flows of the flood, the oldest first. 6 assured, half-closed, and silent for a minute ([`is_abandoned`]).
+/// silent for a second; 5 ([`RECENT`]) seen in the last second, or encapsulated (DSR) and acknowledged by the client. So a flood of
+/// new flows evicts flows of the flood, the oldest first. 6 assured, half-closed, and silent for a minute ([`is_abandoned`]).
 #[inline(always)]
 pub fn eviction_priority(
     proto: u8,
@@ -483,7 +486,7 @@ pub fn eviction_priority(
     let half_closed = (opaque(u64::from(bits & FINS)).wrapping_neg() >> 63) as u32;
     let limit = u64::from(config.hz * HALF_CLOSED_SECS);
     let is_abandoned = half_closed & (opaque(limit.wrapping_sub(silent)) >> 63) as u32;
-    assured * (KEEP - is_abandoned) + (1 - assured) * (5 - is_silent * (1 + replied))
+    assured * (KEEP - is_abandoned) + (1 - assured) * (RECENT - is_silent * (1 + replied))
 }
 
 impl<A> FlowEntry<A> {

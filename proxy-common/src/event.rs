@@ -3,7 +3,8 @@
 //! `events` is a ring buffer (`BPF_MAP_TYPE_RINGBUF`) that the programs write while a listener is registered in `monitor`.
 //! Each listener holds a lease there and renews it. A lease expires by itself, so a killed listener soon causes no more
 //! cost. Several listeners read the ring: each keeps its own position, and each may advance the position that the kernel
-//! knows (`proxy-user/src/maps/view/ring.rs`).
+//! knows (`proxy-user/src/maps/view/ring.rs`), but never over the last quarter of the ring: this is the history. The agent
+//! holds a lease for it, so that the history has the refusals, drops and passes of the time without listeners.
 
 /// One element of `events`.
 #[repr(C)]
@@ -73,10 +74,15 @@ pub struct Monitor {
     /// End of the longest lease, in nanoseconds of the monotonic clock; 0: there is no listener. The first program that
     /// runs after this time sets it to 0.
     pub until: u64,
+    /// End of the longest lease of a listener, the history excluded, in the same unit; 0: there is none. A program that finds
+    /// the ring full after this time sets [`Monitor::until`] to 0: a flood of events ends until the history's next renewal.
+    pub live_until: u64,
     /// Number of events that were lost because the ring was full.
     pub lost: u64,
     /// One in this many new flows becomes an event; 1: all of them; 0: none. Rejects, drops and passes always become events.
     pub sample: u64,
+    /// End of the history's lease, in the same unit; 0: no agent holds it.
+    pub history_until: u64,
     /// The leases of the listeners.
     pub leases: [Lease; LEASES],
 }

@@ -112,7 +112,16 @@ pub const fn is_by_table(number: u8) -> bool {
 /// Whether the number is that of an algorithm by open connections, whose Services count them.
 #[inline(always)]
 pub const fn is_by_load(number: u8) -> bool {
-    number >= Algorithm::LeastConnections as u8 && number <= Algorithm::Latency as u8
+    by_load(number) != 0
+}
+
+/// [`is_by_load`] as 0 or 1, without branches: the verifier would walk through all that follows for each.
+#[inline(always)]
+pub const fn by_load(number: u8) -> u32 {
+    const ALGORITHMS: u32 = Algorithm::Latency as u32 - Algorithm::LeastConnections as u32 + 1;
+    // The sign of the difference.
+    (number.wrapping_sub(Algorithm::LeastConnections as u8) as u32).wrapping_sub(ALGORITHMS)
+        >> (u32::BITS - 1)
 }
 
 /// Whether the number is that of the algorithm by open connections and time to the first answer.

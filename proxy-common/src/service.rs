@@ -117,6 +117,10 @@ pub const SERVICE_CHANGING_NODE: u16 = 1 << 11;
 /// Endpoints joined lately: processes that reset connections move idle ones of this entry to other endpoints until the shares are
 /// even (annotation `ballast.io/rebalance`). The programs do not read it.
 pub const SERVICE_REBALANCES: u16 = 1 << 12;
+/// The frontend is new: a TCP segment in the middle of a connection without a flow, and a datagram to a connected socket of the
+/// node, may belong to a connection that is older than the frontend, and pass. Rules of kube-proxy see only the first packet of
+/// a connection.
+pub const SERVICE_RECENT: u16 = 1 << 13;
 
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;

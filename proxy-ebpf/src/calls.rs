@@ -24,6 +24,7 @@ macro_rules! declare {
 }
 
 /// Implements the methods of a list by direct calls.
+#[cfg(any(target_arch = "bpf", test, feature = "host"))]
 macro_rules! direct {
     ([] $(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $($path:ident)::+;)*) => {
         $(
@@ -91,6 +92,7 @@ macro_rules! flow_calls {
             fn take_slot_in(bucket: u32, pending: u32, stale: bool) -> u32 = flow::index::take_slot_in;
             fn conflicting_entry(flow: u32, direction: u32, own: u32, bucket: u32) -> u32 = flow::index::conflicting_entry;
             fn scan(start: u32, room: u32, now: u32) -> u64 = flow::evict::scan;
+            fn scan_elsewhere(start: u32, now: u32) -> u64 = flow::evict::scan_elsewhere;
             fn move_window(skip: u32, far: bool) -> u64 = flow::evict::move_window;
             fn claim(now: u32) -> u32 = flow::evict::claim;
             fn try_ports(index: u32, tries: u32, snat: u32) -> u32 = flow::open::try_ports;
@@ -167,7 +169,9 @@ macro_rules! early_calls {
     };
 }
 
+#[cfg(any(target_arch = "bpf", test, feature = "host"))]
+pub(crate) use direct;
 pub(crate) use {
-    declare, direct, early_calls, flow_calls, health_calls, new_flow_calls, node_calls, routing_calls,
-    service_calls, stage_calls,
+    declare, early_calls, flow_calls, health_calls, new_flow_calls, node_calls, routing_calls, service_calls,
+    stage_calls,
 };

@@ -148,7 +148,8 @@ pub struct PacketCtx<A> {
     /// Not 0: the packet is a retransmitted SYN, and a refusal of its connection was hidden. A backend that has answered
     /// lately is selected, and its refusal reaches the client.
     pub retried: u32,
-    /// Not 0: the backend is that of a previous Maglev table, not of the current one.
+    /// Not 0: the backend is that of a previous Maglev table, not of the current one; with [`LAST`](crate::select::backend::LAST), no
+    /// other node is asked after that of the backend.
     pub second_chance: u32,
     /// If the packet is a later fragment: the length of the first one.
     pub first_length: u32,

@@ -25,16 +25,12 @@ use crate::stage::established::{self, Lookup};
 use crate::stage::existing::NewFlows;
 use crate::stage::forward::{self, EtherType};
 use crate::stage::receive::is_for_node;
-use crate::stage::translate::Rewrite;
 use crate::stage::translate::plain::is_plain;
 use crate::stage::tunnel::{self, Outer};
 use crate::step::Step;
 
 /// The stages for one kind of frame; see [`pipeline::Stages`](crate::pipeline::Stages).
-pub trait EarlyStages<F: Frame>: NewFlows<F>
-where
-    Self::Family: Rewrite + Outer,
-{
+pub trait EarlyStages<F: Frame>: NewFlows<F, Family: Outer> {
     early_calls!(declare!(), Words<Self>, F);
 }
 
@@ -43,7 +39,6 @@ where
 pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
     M: NewFlows<F>,
-    M::Family: Rewrite + EtherType,
     F: Frame,
 {
     let step = established::established(maps, frame, ctx, lookup);
@@ -52,12 +47,7 @@ where
 
 /// [`established::snat_reply`], and [`forward::send`].
 #[inline(always)]
-pub fn snat_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: NewFlows<F>,
-    M::Family: Rewrite + EtherType,
-    F: Frame,
-{
+pub fn snat_reply<M: NewFlows<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     let step = established::snat_reply(maps, frame, ctx);
     send::<F, M::Family>(frame, ctx, step)
 }
@@ -77,12 +67,7 @@ fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>, step: S
 /// Processes a packet that arrives on a device. Returns [`Step::Sent`], [`Step::Drop`] or [`Step::DropFor`], or [`Step::Tunnel`] for
 /// [`tunnel::decapsulate_early`]; with any other step, the packet passes unchanged.
 #[inline(always)]
-pub fn ingress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: EarlyStages<F>,
-    M::Family: Rewrite + Outer,
-    F: Frame,
-{
+pub fn ingress<M: EarlyStages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     ctx.packet.key.direction = DIRECTION_FORWARD;
     ctx.packet.key.reserved = 0;
     match M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN) {

@@ -154,8 +154,14 @@ pub trait Frame: Copy {
     fn gso_size(self) -> u32;
     /// Returns the index of the device that the hook is on.
     fn ifindex(self) -> u32;
-    /// Whether a process of this node sent the packet (local origin): it did not arrive on a device.
-    fn is_local_origin(self) -> bool;
+    /// Returns the index of the device on which the packet arrived, at an ingress hook the hook's; 0: a process of this node sent it
+    /// (local origin).
+    fn arrival(self) -> u32;
+    /// Whether a process of this node sent the packet.
+    #[inline(always)]
+    fn is_local_origin(self) -> bool {
+        self.arrival() == 0
+    }
     /// Whether [`Frame::set_translated`] was called for the packet, at this hook or at an earlier one. The mark stays with
     /// the packet on its way out, also through a VLAN or tunnel device.
     #[inline(always)]
@@ -227,8 +233,9 @@ pub trait Frame: Copy {
     fn cut_head(self, _bytes: u32) -> Result<(), HelperFailed> {
         Err(HelperFailed)
     }
-    /// Cuts or extends the packet to `length` bytes.
-    fn set_length(self, length: u32) -> Result<(), HelperFailed>;
+    /// Makes the packet one of `length` bytes that are undefined after the link-layer header. The kernel will complete no checksum in
+    /// it (`CHECKSUM_PARTIAL`). `l4`: offset of the transport header so far.
+    fn replace(self, length: u32, l4: u32) -> Result<(), HelperFailed>;
     /// Looks up the route of a packet with these addresses and this length that arrived on the hook's device.
     fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib;
     /// Whether a TCP socket of the hook's network namespace has a connection with this source and destination. Not called for early

@@ -27,6 +27,8 @@ pub mod frame;
 pub mod header;
 #[cfg(all(not(target_arch = "bpf"), any(test, feature = "host")))]
 pub mod host;
+// For the host, only with its unit tests: code that runs on the host must not use it.
+#[cfg(any(target_arch = "bpf", test))]
 pub mod kernel;
 pub mod net;
 pub mod parse;

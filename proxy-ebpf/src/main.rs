@@ -20,61 +20,28 @@ mod programs {
     const MAPS4: Kernel<V4> = Kernel::new();
     const MAPS6: Kernel<V6> = Kernel::new();
 
-    #[cgroup_sock_addr(connect4)]
-    pub fn sock_connect4(ctx: SockAddrContext) -> i32 {
-        call::connect(MAPS4, &Sockaddr4::new(&ctx))
-    }
+    /// The programs of a call on sockets of both families. A socket for IPv6 may have an IPv4 peer.
+    macro_rules! on_sockets {
+        ($hook4:ident $name4:ident, $hook6:ident $name6:ident: $call:ident) => {
+            #[cgroup_sock_addr($hook4)]
+            pub fn $name4(ctx: SockAddrContext) -> i32 {
+                call::$call(MAPS4, &Sockaddr4::new(&ctx))
+            }
 
-    #[cgroup_sock_addr(connect6)]
-    pub fn sock_connect6(ctx: SockAddrContext) -> i32 {
-        let sockaddr = Sockaddr6::new(&ctx);
-        match sockaddr.mapped() {
-            Some(mapped) => call::connect(MAPS4, &mapped),
-            None => call::connect(MAPS6, &sockaddr),
-        }
+            #[cgroup_sock_addr($hook6)]
+            pub fn $name6(ctx: SockAddrContext) -> i32 {
+                let sockaddr = Sockaddr6::new(&ctx);
+                match sockaddr.mapped() {
+                    Some(mapped) => call::$call(MAPS4, &mapped),
+                    None => call::$call(MAPS6, &sockaddr),
+                }
+            }
+        };
     }
-
-    #[cgroup_sock_addr(sendmsg4)]
-    pub fn sock_sendmsg4(ctx: SockAddrContext) -> i32 {
-        call::send(MAPS4, &Sockaddr4::new(&ctx))
-    }
-
-    #[cgroup_sock_addr(sendmsg6)]
-    pub fn sock_sendmsg6(ctx: SockAddrContext) -> i32 {
-        let sockaddr = Sockaddr6::new(&ctx);
-        match sockaddr.mapped() {
-            Some(mapped) => call::send(MAPS4, &mapped),
-            None => call::send(MAPS6, &sockaddr),
-        }
-    }
-
-    #[cgroup_sock_addr(recvmsg4)]
-    pub fn sock_recvmsg4(ctx: SockAddrContext) -> i32 {
-        call::restore(MAPS4, &Sockaddr4::new(&ctx))
-    }
-
-    #[cgroup_sock_addr(recvmsg6)]
-    pub fn sock_recvmsg6(ctx: SockAddrContext) -> i32 {
-        let sockaddr = Sockaddr6::new(&ctx);
-        match sockaddr.mapped() {
-            Some(mapped) => call::restore(MAPS4, &mapped),
-            None => call::restore(MAPS6, &sockaddr),
-        }
-    }
-
-    #[cgroup_sock_addr(getpeername4)]
-    pub fn sock_peer4(ctx: SockAddrContext) -> i32 {
-        call::peer_name(MAPS4, &Sockaddr4::new(&ctx))
-    }
-
-    #[cgroup_sock_addr(getpeername6)]
-    pub fn sock_peer6(ctx: SockAddrContext) -> i32 {
-        let sockaddr = Sockaddr6::new(&ctx);
-        match sockaddr.mapped() {
-            Some(mapped) => call::peer_name(MAPS4, &mapped),
-            None => call::peer_name(MAPS6, &sockaddr),
-        }
-    }
+    on_sockets!(connect4 sock_connect4, connect6 sock_connect6: connect);
+    on_sockets!(sendmsg4 sock_sendmsg4, sendmsg6 sock_sendmsg6: send);
+    on_sockets!(recvmsg4 sock_recvmsg4, recvmsg6 sock_recvmsg6: restore);
+    on_sockets!(getpeername4 sock_peer4, getpeername6 sock_peer6: peer_name);
 
     #[cgroup_sock(post_bind4)]
     pub fn sock_bind4(ctx: SockContext) -> i32 {
@@ -106,42 +73,24 @@ mod programs {
         hook::egress(&ctx)
     }
 
-    /// Not attached, like the next five programs: the packet programs continue with them by tail calls. Only these programs
-    /// write to packets.
-    #[classifier]
-    #[inline(always)]
-    pub fn known4(ctx: TcContext) -> i32 {
-        hook::known::<V4>(&ctx)
+    /// Programs that are not attached: the packet programs continue with them by tail calls. Only these programs write to
+    /// packets.
+    macro_rules! tail_called {
+        ($($name:ident = $run:ident::<$family:ident>;)+) => {$(
+            #[classifier]
+            #[inline(always)]
+            pub fn $name(ctx: TcContext) -> i32 {
+                hook::$run::<$family>(&ctx)
+            }
+        )+};
     }
-
-    #[classifier]
-    #[inline(always)]
-    pub fn known6(ctx: TcContext) -> i32 {
-        hook::known::<V6>(&ctx)
-    }
-
-    #[classifier]
-    #[inline(always)]
-    pub fn stages4(ctx: TcContext) -> i32 {
-        hook::stages::<V4>(&ctx)
-    }
-
-    #[classifier]
-    #[inline(always)]
-    pub fn stages6(ctx: TcContext) -> i32 {
-        hook::stages::<V6>(&ctx)
-    }
-
-    #[classifier]
-    #[inline(always)]
-    pub fn tunnel4(ctx: TcContext) -> i32 {
-        hook::tunnel::<V4>(&ctx)
-    }
-
-    #[classifier]
-    #[inline(always)]
-    pub fn tunnel6(ctx: TcContext) -> i32 {
-        hook::tunnel::<V6>(&ctx)
+    tail_called! {
+        known4 = known::<V4>;
+        known6 = known::<V6>;
+        stages4 = stages::<V4>;
+        stages6 = stages::<V6>;
+        tunnel4 = tunnel::<V4>;
+        tunnel6 = tunnel::<V6>;
     }
 
     /// With frags, since a device with a large MTU accepts no other program. Packets in several buffers pass.

@@ -44,12 +44,7 @@ pub use stages::{Ip, Stages, send};
 
 /// Runs the first stage of an ingress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
-pub fn incoming<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+pub fn incoming<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     ctx.tunnelled = tunnel::noted(maps, frame);
     let parsed = enter::parse(maps, frame, ctx, DIRECTION_FORWARD);
     if ctx.tunnelled != 0 {
@@ -74,12 +69,7 @@ where
 
 /// Runs the first stage of an egress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
-pub fn outgoing<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+pub fn outgoing<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     ctx.tunnelled = 0;
     match enter::parse(maps, frame, ctx, DIRECTION_REPLY) {
         Parsed::Packet => match classify::find_reply(maps, ctx) {
@@ -94,12 +84,7 @@ where
 
 /// Classifies an egress packet that is no reply of a flow.
 #[inline(always)]
-fn classify_egress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: Stages<F>,
-    F: Frame,
-    M::Family: Ip,
-{
+fn classify_egress<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     ctx.packet.key.direction = DIRECTION_FORWARD;
     if frame.is_local_origin() {
         classify::local_origin(maps, frame, &ctx.packet)
@@ -111,12 +96,7 @@ where
 /// Runs the stages that are the last ones of nearly every packet of a flow. Packets for another stage are left to
 /// [`dispatch`].
 #[inline(always)]
-pub fn known<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> Step
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+pub fn known<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> Step {
     ctx.hash = NO_HASH;
     ctx.retried = 0;
     if ctx.tunnelled != 0 {
@@ -146,7 +126,6 @@ where
 pub fn dispatch<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: StepCode) -> i32
 where
     M: Stages<F>,
-    M::Family: Ip,
     F: Frame,
 {
     // An ICMP packet has no flow of its own, so its direction is still the one that the parser has set for the hook.
@@ -230,23 +209,13 @@ where
 
 /// Returns the program's verdict for the result of the last stage of a packet.
 #[inline(always)]
-fn finish_code<M, F>(maps: M, code: StepCode) -> i32
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+fn finish_code<M: Stages<F>, F: Frame>(maps: M, code: StepCode) -> i32 {
     finish::<M, F>(maps, code.into())
 }
 
 /// Returns the program's verdict for the last step of a packet, and counts the reason of a drop.
 #[inline(always)]
-pub fn finish<M, F>(maps: M, step: Step) -> i32
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+pub fn finish<M: Stages<F>, F: Frame>(maps: M, step: Step) -> i32 {
     match step {
         Step::Sent(verdict) => verdict,
         Step::Drop => DROP,

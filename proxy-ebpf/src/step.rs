@@ -184,6 +184,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn contributing_example_has_a_free_number() {
+        let guide = include_str!("../../CONTRIBUTING.md");
+        let number = guide.split("Example = ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+        let number: u32 = number.parse().unwrap();
+        assert!(number < DROP_FOR && Step::PLAIN.iter().all(|step| step.encode() != number), "{number}");
+    }
+
+    #[test]
     fn every_step_is_decoded_as_it_was_encoded() {
         let reasons = Reason::ALL.iter().map(|reason| Step::DropFor(*reason));
         let plain = Step::PLAIN.iter().copied().chain([Step::Sent(7), Step::Sent(NEXT)]);

@@ -3,10 +3,10 @@
 //! entries.
 
 use proxy_common::config::NodeConfig;
-use proxy_common::conntrack::{KEEP, eviction_priority};
+use proxy_common::conntrack::{KEEP, RECENT, eviction_priority};
 use proxy_common::flow::{STATE_CLAIMED, bits_of, claimed};
 
-use super::index::{NO_FLOW, size};
+use super::index::{NO_FLOW, NO_FLOW_GENERATION, size};
 use super::memory::EntryRef as _;
 use crate::env::{ClockWindow, FlowTable, Time};
 use crate::select::load;
@@ -20,6 +20,9 @@ const SCANS: u32 = 14;
 /// flows that were created one after the other are adjacent, thousands of them, and a new flow must not fail because the
 /// hand is among them.
 const NEAR: u32 = 4;
+/// Number of places elsewhere in the table at which a new flow looks for an older flow before it evicts one of the last second:
+/// active flows without replies are often adjacent.
+const PLACES: u32 = 4;
 /// Number of entries that a CPU takes from the clock hand at a time. With one entry at a time, the cache line of the hand
 /// would move between the CPUs with each new flow.
 const WINDOW: u32 = 16;
@@ -53,6 +56,24 @@ pub fn scan<M: FlowTable>(maps: M, start: u32, room: u32, now: u32) -> u64 {
         step += 1;
     }
     best
+}
+
+/// Returns an entry whose flow was not seen in the last second, at one of [`PLACES`] places that divide the table: its priority in
+/// the upper half, its index in the lower half; [`NO_FLOW_GENERATION`] if there is none.
+#[inline(always)]
+pub fn scan_elsewhere<M: FlowTable>(maps: M, start: u32, now: u32) -> u64 {
+    let Some(config) = maps.config() else { return NO_FLOW_GENERATION };
+    let entries = size::<M>(config).entries;
+    let (mut place, mut at) = (0, start);
+    while place < PLACES && entries != 0 {
+        at = (at + entries / (PLACES + 1)) % entries;
+        let found = maps.scan(at, SCAN, now);
+        if (found >> 32) < u64::from(RECENT) {
+            return found + u64::from(at);
+        }
+        place += 1;
+    }
+    NO_FLOW_GENERATION
 }
 
 /// Returns the window of this CPU and the next entry in it; `None` if the window is empty.
@@ -149,10 +170,19 @@ pub fn claim<M: FlowTable>(maps: M, now: u32) -> u32 {
         let (start, room) = (window as u32, (window >> 32) as u32);
         // The scan ends with this CPU's window: another CPU has just taken the entries behind it.
         let found = maps.scan(start, room, now);
-        let (priority, passed) = ((found >> 32) as u32, found as u32);
-        if priority < KEEP && claim_if_unchanged(maps, start + passed, priority, now) {
-            skip_examined(maps, passed);
-            return start + passed;
+        let (mut priority, passed) = ((found >> 32) as u32, found as u32);
+        let mut index = start + passed;
+        if priority == RECENT {
+            let elsewhere = maps.scan_elsewhere(start, now);
+            if elsewhere != NO_FLOW_GENERATION {
+                (priority, index) = ((elsewhere >> 32) as u32, elsewhere as u32);
+            }
+        }
+        if priority < KEEP && claim_if_unchanged(maps, index, priority, now) {
+            if index == start + passed {
+                skip_examined(maps, passed);
+            }
+            return index;
         }
         scanned += 1;
         skip = SCAN - 1;

@@ -257,6 +257,7 @@ impl<M: FlowTable> Tracked<M> {
             let is_clients_syn = direction == DIRECTION_FORWARD && is_syn(packet.tcp_flags);
             bits = with_syn(bits, is_clients_syn, time.now.wrapping_sub(last_seen.load()), time.config.hz);
         }
+        bits = opaque_to_verifier(u64::from(bits), self.state) as u32;
         // Most packets arrive in the same tick as the previous one. The field is not written then, so that the cache line
         // stays shared between the CPUs.
         if last_seen.load() != time.now {
@@ -273,7 +274,6 @@ impl<M: FlowTable> Tracked<M> {
                 entry.seq(DIRECTION_REPLY).store(moved[1]);
             }
         }
-        let bits = opaque_to_verifier(u64::from(bits), self.state) as u32;
         if bits != self.bits() {
             // Read before the exchange: after it, another flow may have the entry.
             let (backend, service, created) = (entry.backend_id(), entry.service(), entry.created());

@@ -139,8 +139,8 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().ifindex
     }
 
-    fn is_local_origin(self) -> bool {
-        self.skb().ingress_ifindex == 0
+    fn arrival(self) -> u32 {
+        self.skb().ingress_ifindex
     }
 
     fn is_translated(self) -> bool {
@@ -259,8 +259,11 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().cut_head(bytes as usize)
     }
 
-    fn set_length(self, length: u32) -> Result<(), HelperFailed> {
-        self.skb().change_tail(length as usize)
+    fn replace(self, length: u32, l4: u32) -> Result<(), HelperFailed> {
+        let (mut skb, gone) = (self.skb(), l4 as usize + 1);
+        skb.change_tail(length as usize + gone)?;
+        let v6 = skb.ethertype == crate::net::ETHERTYPE_IPV6;
+        skb.decapsulate(gone, v6)
     }
 
     fn fib_lookup<A: Address>(self, _src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {

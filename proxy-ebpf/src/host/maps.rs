@@ -500,11 +500,11 @@ impl<F: Family> ConnectLatency for HostMaps<F> {
     }
 }
 
-impl<F: Family, const EARLY: bool> Routing<HostFrame<'_, EARLY>> for HostMaps<F> {
+impl<F: Ip, const EARLY: bool> Routing<HostFrame<'_, EARLY>> for HostMaps<F> {
     routing_calls!(direct!(), F::Words, HostFrame<'_, EARLY>);
 }
 
-impl<F: Family, const EARLY: bool> NewFlows<HostFrame<'_, EARLY>> for HostMaps<F> {
+impl<F: Ip, const EARLY: bool> NewFlows<HostFrame<'_, EARLY>> for HostMaps<F> {
     new_flow_calls!(direct!(), F::Words, HostFrame<'_, EARLY>);
 }
 

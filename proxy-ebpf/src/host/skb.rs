@@ -243,7 +243,10 @@ impl Skb {
         }
         let gone: Vec<u8> = bytes.drain(network..network + count).collect();
         match &mut self.checksum {
-            ChecksumState::Partial { start, .. } => *start = start.saturating_sub(count),
+            ChecksumState::Partial { start, .. } => match start.checked_sub(count) {
+                Some(left) => *start = left,
+                None => self.checksum = ChecksumState::None,
+            },
             ChecksumState::Complete(sum) => *sum = subtract(*sum, sum_at(&gone, 0)),
             ChecksumState::None => {}
         }

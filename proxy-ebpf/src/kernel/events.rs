@@ -32,11 +32,16 @@ fn monitor() -> Option<*mut Monitor> {
     MONITOR.get_ptr_mut(0)
 }
 
-/// Whether a listener may be registered. A cheap check: the only cost of events while there is no listener.
+/// Whether a listener to such an event may be registered. A cheap check: the only cost of events while there is none.
 #[inline(always)]
-pub fn has_listeners() -> bool {
+pub fn has_listeners(what: EventKind) -> bool {
     // SAFETY: a map value, aligned to eight bytes; listeners write it while it is read.
-    monitor().is_some_and(|monitor| unsafe { read_volatile(&raw const (*monitor).until) } != 0)
+    monitor().is_some_and(|monitor| unsafe {
+        match what {
+            EventKind::NewFlow { .. } => read_volatile(&raw const (*monitor).sample) != 0,
+            EventKind::Reason(_) => read_volatile(&raw const (*monitor).until) != 0,
+        }
+    })
 }
 
 /// Returns the reason's number or [`NEW_FLOW`], and the backend's id or 0.
@@ -152,7 +157,11 @@ fn begin(what: u32) -> Option<RingBufEntry<Event>> {
         // The lease has run out: the listener was killed. If a listener renews its lease at this moment, it writes another
         // time, and the exchange fails.
         // SAFETY: as above.
-        unsafe { Raw::new(&raw mut (*monitor).until) }.compare_exchange(until, 0);
+        unsafe {
+            Raw::new(&raw mut (*monitor).until).compare_exchange(until, 0);
+            // A listener that begins now writes it again at its next renewal.
+            write_volatile(&raw mut (*monitor).sample, 0);
+        }
         return None;
     }
     let (kind, reason) = if what == NEW_FLOW {
@@ -171,7 +180,12 @@ fn begin(what: u32) -> Option<RingBufEntry<Event>> {
     };
     let Some(mut entry) = EVENTS.reserve_untyped::<Event>(0) else {
         // SAFETY: as above.
-        unsafe { add(&raw mut (*monitor).lost, 1) };
+        unsafe {
+            add(&raw mut (*monitor).lost, 1);
+            if time > read_volatile(&raw const (*monitor).live_until) {
+                Raw::new(&raw mut (*monitor).until).compare_exchange(until, 0);
+            }
+        }
         return None;
     };
     let words = entry.as_mut_ptr().cast::<u64>();

@@ -16,9 +16,12 @@ use super::{calls, lookup};
 use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6, VLAN_ID};
 
-/// Value of `tc_index` in packets that are translated. No part of the network stack writes this field; the queueing
-/// disciplines that read it (GRED, and DSMARK before Linux 6.4) use it only after filters have set it.
-const TRANSLATED: u32 = 0xba57;
+/// The bits of `tc_index` in packets that are translated. The low byte is left alone: Cilium has its flags there, and one of them
+/// lets a packet pass the policy of a pod (`TC_INDEX_F_FROM_INGRESS_PROXY` in `bpf/lib/common.h`). The network stack does not write
+/// the field, and its queueing disciplines read it only after filters have set it (GRED, and DSMARK before Linux 6.4).
+const TRANSLATED: u32 = 0xba00;
+/// The bits of [`TRANSLATED`].
+const TRANSLATED_MASK: u32 = 0xff00;
 
 /// Value of [`Frame::link_header`]. The agent loads the packet programs a second time with 0 here, for devices without a
 /// link-layer header. 64 bits wide, since every verifier still knows a number of this size after it was spilled to the
@@ -82,21 +85,25 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
-    fn is_local_origin(self) -> bool {
+    fn arrival(self) -> u32 {
         // SAFETY: as in `ethertype`.
-        unsafe { (*self.raw()).ingress_ifindex == 0 }
+        unsafe { (*self.raw()).ingress_ifindex }
     }
 
     #[inline(always)]
     fn is_translated(self) -> bool {
         // SAFETY: as in `ethertype`.
-        unsafe { (*self.raw()).tc_index == TRANSLATED }
+        unsafe { (*self.raw()).tc_index & TRANSLATED_MASK == TRANSLATED }
     }
 
     #[inline(always)]
     fn set_translated(self) {
         // SAFETY: as in `ethertype`; classifiers may write this field.
-        unsafe { (*self.raw()).tc_index = TRANSLATED }
+        // Volatile: the compiler would write one byte of the field, and the verifier allows writes of whole words only.
+        unsafe {
+            let index = &raw mut (*self.raw()).tc_index;
+            index.write_volatile(index.read_volatile() & !TRANSLATED_MASK | TRANSLATED);
+        }
     }
 
     #[inline(always)]
@@ -232,9 +239,14 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
-    fn set_length(self, length: u32) -> Result<(), HelperFailed> {
+    fn replace(self, length: u32, l4: u32) -> Result<(), HelperFailed> {
+        // The kernel completes no checksum that begins before the packet (`skb_postpull_rcsum` in include/linux/skbuff.h).
+        let gone = l4 + 1;
         // SAFETY: a valid context; the helper checks the rest.
-        done(unsafe { helper::bpf_skb_change_tail(self.raw(), length, 0) })
+        done(unsafe { helper::bpf_skb_change_tail(self.raw(), length + gone, 0) })?;
+        let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+        // SAFETY: as above.
+        done(unsafe { helper::bpf_skb_adjust_room(self.raw(), -gone.cast_signed(), mode, 0) })
     }
 
     #[inline(always)]
@@ -265,6 +277,12 @@ impl Frame for Skb {
     #[inline(always)]
     fn redirect_neigh(self, route: &Route) -> i32 {
         self.set_translated();
+        if route.resolved == 0 && self.is_local_origin() {
+            // The neighbour code sends a packet that waits by its `dst` (`neigh_update` in net/core/neighbour.c), which is here the
+            // route to the Service address. Without a next hop the helper looks up the route, and sets it as `dst`.
+            // SAFETY: the helper accepts no next hop.
+            return unsafe { helper::bpf_redirect_neigh(route.ifindex, core::ptr::null_mut(), 0, 0) as i32 };
+        }
         // SAFETY: plain integers.
         let mut params: bpf_redir_neigh = unsafe { MaybeUninit::zeroed().assume_init() };
         params.nh_family = route.family;

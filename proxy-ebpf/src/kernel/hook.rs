@@ -49,9 +49,8 @@ const TUNNEL: u32 = 4;
 /// Returns the verdict on a packet, or tail-calls the next program, which finds the step in the context. A tail call is a
 /// jump: it costs a third of a BPF-to-BPF call.
 #[inline(always)]
-fn go_on<F>(context: &TcContext, ctx: &mut PacketCtx<Words<Kernel<F>>>, program: u32, step: Step) -> i32
+fn go_on<F: Ip>(context: &TcContext, ctx: &mut PacketCtx<Words<Kernel<F>>>, program: u32, step: Step) -> i32
 where
-    F: Ip,
     Kernel<F>: Stages<Skb, Family = F>,
 {
     match step {
@@ -65,9 +64,8 @@ where
 
 /// Tail-calls a program for the packet.
 #[inline(always)]
-fn call<F>(context: &TcContext, ctx: &mut PacketCtx<Words<Kernel<F>>>, program: u32, step: Step) -> i32
+fn call<F: Ip>(context: &TcContext, ctx: &mut PacketCtx<Words<Kernel<F>>>, program: u32, step: Step) -> i32
 where
-    F: Ip,
     Kernel<F>: Stages<Skb, Family = F>,
 {
     ctx.step = step.encode();
@@ -130,9 +128,8 @@ pub fn egress(context: &TcContext) -> i32 {
 
 /// Processes a packet that may belong to a flow, in either direction.
 #[inline(always)]
-pub fn known<F>(context: &TcContext) -> i32
+pub fn known<F: Ip>(context: &TcContext) -> i32
 where
-    F: Ip,
     Kernel<F>: Stages<Skb, Family = F> + Scratch,
 {
     let maps = Kernel::<F>::new();
@@ -143,9 +140,8 @@ where
 
 /// Runs the remaining stages for a packet.
 #[inline(always)]
-pub fn stages<F>(context: &TcContext) -> i32
+pub fn stages<F: Ip>(context: &TcContext) -> i32
 where
-    F: Ip,
     Kernel<F>: Stages<Skb, Family = F> + Scratch,
 {
     let maps = Kernel::<F>::new();
@@ -155,9 +151,8 @@ where
 
 /// Processes an encapsulated packet whose outer header is of family `F`.
 #[inline(always)]
-pub fn tunnel<F>(context: &TcContext) -> i32
+pub fn tunnel<F: Ip>(context: &TcContext) -> i32
 where
-    F: Ip,
     Kernel<F>: Stages<Skb, Family = F>,
 {
     let frame = Skb::new(context);
@@ -175,10 +170,8 @@ where
 
 /// Processes an encapsulated packet whose inner header is of family `I`.
 #[inline(always)]
-fn inner<F, I>(context: &TcContext, frame: Skb, outer: &Arrived<F::Words>) -> i32
+fn inner<F: Ip, I: Ip>(context: &TcContext, frame: Skb, outer: &Arrived<F::Words>) -> i32
 where
-    F: Ip,
-    I: Ip,
     Kernel<F>: Stages<Skb, Family = F>,
     Kernel<I>: Stages<Skb, Family = I> + Scratch,
 {
@@ -192,9 +185,8 @@ where
 
 /// Removes the outer header, of family `F`, of an encapsulated frame.
 #[inline(always)]
-fn take_out<F>(frame: Xdp) -> Step
+fn take_out<F: Ip>(frame: Xdp) -> Step
 where
-    F: Ip,
     Kernel<F>: Node<Family = F>,
 {
     let maps = Kernel::<F>::new();

@@ -174,7 +174,7 @@ macro_rules! sockets {
 
             #[inline(always)]
             fn notify_call<S: Sockaddr<Family = $family>>(self, call: &S, service: u32, what: EventKind) {
-                if events::has_listeners() {
+                if events::has_listeners(what) {
                     events::socket(self, call, service, what);
                 }
             }

@@ -293,14 +293,14 @@ macro_rules! tables {
 
             #[inline(always)]
             fn notify<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: EventKind) {
-                if events::has_listeners() {
+                if events::has_listeners(what) {
                     events::packet(self, frame.ifindex(), ctx, service, what);
                 }
             }
 
             #[inline(always)]
             fn notify_reason(self, service: u32, why: Reason) {
-                if events::has_listeners() {
+                if events::has_listeners(EventKind::Reason(why)) {
                     events::reason_event(service, why as u32);
                 }
             }

@@ -113,6 +113,11 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
+    fn arrival(self) -> u32 {
+        self.ifindex()
+    }
+
+    #[inline(always)]
     fn is_local_origin(self) -> bool {
         false
     }
@@ -204,7 +209,7 @@ impl Frame for Xdp {
     }
 
     #[inline(always)]
-    fn set_length(self, _length: u32) -> Result<(), HelperFailed> {
+    fn replace(self, _length: u32, _l4: u32) -> Result<(), HelperFailed> {
         Err(HelperFailed)
     }
 

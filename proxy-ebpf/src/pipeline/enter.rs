@@ -5,7 +5,7 @@ use proxy_common::flow::DIRECTION_FORWARD;
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::reason::{Reason, Verdict};
 
-use super::stages::{Ip, Stages};
+use super::stages::Stages;
 use crate::context::PacketCtx;
 use crate::env::Words;
 use crate::frame::Frame;
@@ -23,7 +23,6 @@ const PULL: u32 = 128;
 pub(super) fn parse<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, direction: u8) -> Parsed
 where
     M: Stages<F>,
-    M::Family: Ip,
     F: Frame,
 {
     ctx.packet.key.direction = direction;
@@ -42,12 +41,7 @@ where
 /// Makes more of the packet readable, and parses it. A separate function, since few packets need it, and it needs more room
 /// on the stack.
 #[inline(always)]
-pub fn parse_pulled<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Parsed
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+pub fn parse_pulled<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Parsed {
     match pull(maps, frame, ctx) {
         Ok(()) => Parsed::Packet,
         Err(Stop::Control) => Parsed::Icmp,
@@ -65,12 +59,7 @@ where
 
 /// Whether the packet's destination is an address of this node or of a Service.
 #[inline(always)]
-fn is_to_node_or_service<M, F>(maps: M, frame: F) -> bool
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+fn is_to_node_or_service<M: Stages<F>, F: Frame>(maps: M, frame: F) -> bool {
     let header = <M::Family as Read>::read(frame, frame.link_header() as u32);
     header.is_some_and(|header| {
         maps.is_service_address(&header.dst) || maps.node_addr(&header.dst) & NODE_ADDR_OWN != 0
@@ -78,12 +67,7 @@ where
 }
 
 #[inline(always)]
-fn pull<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Result<(), Stop>
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
+fn pull<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Result<(), Stop> {
     let bounds = frame.bounds();
     let wanted = if frame.length() < PULL { frame.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize {

@@ -25,10 +25,7 @@ pub trait Ip: IcmpErrors + EchoReply + Refuse + Reset + Fragmented + Outer {}
 impl<T: IcmpErrors + EchoReply + Refuse + Reset + Fragmented + Outer> Ip for T {}
 
 /// The stages for one kind of frame, as the pipeline calls them.
-pub trait Stages<F: Frame>: NewFlows<F> + Fragments + RateLimit
-where
-    Self::Family: Ip,
-{
+pub trait Stages<F: Frame>: NewFlows<F, Family: Ip> + Fragments + RateLimit {
     stage_calls!(declare!(), Words<Self>, F);
 }
 

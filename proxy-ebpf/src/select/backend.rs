@@ -11,13 +11,11 @@ use proxy_common::service::{SERVICE_DSR, SERVICE_LOCAL, ServiceEntry};
 use proxy_common::{Address, PROTO_TCP, decide, maglev};
 
 use super::load;
-use crate::context::{
-    MAX_HOPS, Packet, PacketCtx, TUNNELLED, TUNNELLED_HOPS_SHIFT, TUNNELLED_SURE, encapsulated,
-};
-use crate::env::{Services, Words};
+use crate::context::{MAX_HOPS, Packet, PacketCtx, TUNNELLED, TUNNELLED_SURE, encapsulated};
+use crate::env::{Services, Time, Words};
 use crate::frame::Frame;
 use crate::select::health;
-use crate::shared::opaque_to_verifier;
+use crate::shared::{opaque, opaque_to_verifier};
 
 /// Number of random picks; the following picks are the slots after the last random one.
 const RANDOM_PICKS: u32 = 4;
@@ -50,6 +48,14 @@ pub fn random(hash: u64, now: u32) -> u32 {
     ((hash ^ u64::from(now)).wrapping_mul(SPREAD) >> 32) as u32
 }
 
+/// Returns the random number for a new connection to a Service with session affinity: the same for all connections of a client until a
+/// time that the affinity lasts has passed, so that the client stays with its endpoint also if the table of affinities is full.
+#[inline(always)]
+pub fn random_of_client(client: u32, service: &ServiceEntry, time: Time) -> u32 {
+    let span = service.affinity_secs.saturating_mul(time.config.hz);
+    random(u64::from(client), time.now.checked_div(span).unwrap_or(0))
+}
+
 /// Selects a backend for a packet to a frontend. `random`: a number that two packets share only by chance.
 #[inline(always)]
 pub fn select_packets<M: Services, F: Frame>(
@@ -67,9 +73,7 @@ pub fn select_packets<M: Services, F: Frame>(
         let first = id;
         let next = maps.second_chance(ctx, first);
         id = next & !LAST;
-        // Without a branch, which the verifier would walk through twice.
-        ctx.tunnelled |= (next >> LAST.trailing_zeros()) * ((MAX_HOPS - 1) << TUNNELLED_HOPS_SHIFT);
-        ctx.second_chance = first ^ id;
+        ctx.second_chance = first ^ next;
     }
     selected(maps, id)
 }
@@ -95,8 +99,9 @@ const fn is_looked_for(tunnelled: u32) -> bool {
     tunnelled & TUNNELLED_SURE == 0 && encapsulated(tunnelled) < MAX_HOPS
 }
 
-/// In the result of [`second_chance`]: no node has the flow, so the backend takes the packet in any case.
-const LAST: u32 = 1 << 31;
+/// In the result of [`second_chance`], and in [`PacketCtx::second_chance`]: no node has the flow, so the backend takes the packet in
+/// any case.
+pub const LAST: u32 = 1 << 31;
 
 /// Returns another backend for a packet in the middle of a connection, if the backend `id` (0: none) is on this node, although
 /// this node has no flow of the connection: it may have begun by another Maglev table. If the first node has followed a flow to
@@ -125,7 +130,9 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
         return current;
     }
     // The choice of the current table comes before all others, whatever its tag.
+    let noise = u64::from(selector);
     let from = if hops <= 1 || id == current { 0 } else { came_by + 1 };
+    let from = opaque_to_verifier(u64::from(from), noise) as u32;
     let (mut best, mut best_tag, mut oldest) = (0, TUNNELLED, 0);
     let mut number = 1;
     while number < maglev::TABLES {
@@ -134,12 +141,13 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
         if other != 0 {
             oldest = other;
         }
-        if tag < best_tag && other != current && other != id {
+        // Without a branch for each comparison.
+        let is_another = opaque(u64::from(other ^ current) * u64::from(other ^ id)) != 0;
+        if tag < best_tag && is_another {
             (best, best_tag) = (other, tag);
         }
         number += 1;
         // Otherwise the verifier would check the next table separately for each result so far.
-        let noise = u64::from(selector);
         best = opaque_to_verifier(u64::from(best), noise) as u32;
         best_tag = opaque_to_verifier(u64::from(best_tag), noise) as u32;
         oldest = opaque_to_verifier(u64::from(oldest), noise) as u32;
@@ -213,7 +221,10 @@ pub fn select_for<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, random: u32) 
     let seed = maps.config().map_or(0, |config| config.flow_seed);
     let client = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags, seed);
     let client = if ctx.retried != 0 && client != NO_CLIENT { client | ANSWERED_ONLY } else { client };
-    select_id(maps, &ctx.frontend, selector(ctx.frontend.algorithm, &ctx.packet.key, random), client)
+    let selector = selector(ctx.frontend.algorithm, &ctx.packet.key, random);
+    // Otherwise the verifier would check the selection separately for each kind of client.
+    let client = opaque_to_verifier(u64::from(client), u64::from(random)) as u32;
+    select_id(maps, &ctx.frontend, selector, client)
 }
 
 /// Number of slots that are searched for the endpoint whose tag another node has sent. The endpoints of this node have the first
@@ -339,7 +350,9 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
     let mut pick = 0;
     let (mut least_bad, mut least_rank) = (0, u32::MAX);
     let picks = if client == NO_CLIENT { PICKS } else { PICKS_AMONG_FAILING };
-    while pick < picks {
+    // The verifier is not to know the number: it would check each pick for both.
+    let picks = opaque_to_verifier(u64::from(picks), u64::from(selector)) as u32;
+    while pick < PICKS_AMONG_FAILING && pick < picks {
         let rank = maps.rank(service, id, client, random);
         if rank == health::TAKES {
             return id;

@@ -28,12 +28,11 @@ pub fn bound4<M: Sockets<Family = V4>, B: Bound>(maps: M, socket: &B) -> i32 {
 
 /// Checks bind(2) of an IPv6 socket, which may accept IPv4 connections, too.
 #[inline(always)]
-pub fn bound6<M4, M6, B>(maps4: M4, maps6: M6, socket: &B) -> i32
-where
-    M4: Sockets<Family = V4>,
-    M6: Sockets<Family = V6>,
-    B: Bound,
-{
+pub fn bound6<M4: Sockets<Family = V4>, M6: Sockets<Family = V6>, B: Bound>(
+    maps4: M4,
+    maps6: M6,
+    socket: &B,
+) -> i32 {
     if !is_refused(maps4, socket) {
         return ALLOW;
     }

@@ -274,7 +274,14 @@ fn any<S: Sockaddr, M: SocketMaps<S>>(
     service: &ServiceEntry,
     number: u32,
 ) -> Result<SelectedBackend<Words<M>>, Reason> {
-    let selector = socket_selector(service.algorithm, call.netns(), &call.addr(), maps.random());
+    let random = match maps.time() {
+        Some(time) if service.affinity_secs != 0 && number & ANSWERED_ONLY == 0 => {
+            let client = socket_client(call.netns(), time.config.flow_seed);
+            backend::random_of_client(client, service, time)
+        }
+        _ => maps.random(),
+    };
+    let selector = socket_selector(service.algorithm, call.netns(), &call.addr(), random);
     match backend::select(maps, service, selector, number) {
         Some(selected) => Ok(selected),
         None => Err(backend::why_none(service)),
@@ -340,15 +347,16 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 
 /// Makes the call fail where kube-proxy rejects the packet; returns whether it fails. Where kube-proxy drops it, or where the
 /// kernel returns no error but `EPERM`, the call succeeds untranslated, and the packet programs reject each packet, or drop and
-/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). A pod's message is left to the packets:
-/// an error of sendmsg(2) also ends the program's messages to other destinations. Programs learn their own address by
-/// connect(2) of a UDP socket, which sends nothing, to any port of an address: it succeeds, too.
+/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). A pod's datagrams are left to the packets:
+/// an error of sendmsg(2) also ends the program's messages to other destinations, and connect(2) of a UDP socket sends nothing.
+/// Programs learn their own address by such a connect(2) to any port of an address: it succeeds everywhere.
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal, what: Call) -> bool {
     let Refusal { service, reason } = *refusal;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
-    let asks = reason == Reason::UndefinedPort && what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
-    let is_left = || what == Call::Send && packets_are_translated(maps, call).is_some();
+    let sends_nothing = what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
+    let asks = sends_nothing && reason == Reason::UndefinedPort;
+    let is_left = || (what == Call::Send || sends_nothing) && packets_are_translated(maps, call).is_some();
     let rejects = reason.verdict() == Verdict::Reject && (fails || !(asks || is_left()));
     if !maps.can_set_errno() || (!rejects && !fails) {
         return false;

@@ -2,13 +2,15 @@
 
 use proxy_common::Address;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BackendEntry};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND};
+use proxy_common::socket::{
+    SOCKET_PEERS, SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND,
+};
 
 use super::peer::{self, OrigDst, family_number, orig_dst};
 use crate::env::{Services, Sockets, Words};
 use crate::header::same;
 use crate::select::backend::SelectedBackend;
-use crate::shared::opaque;
+use crate::shared::{opaque, opaque_to_verifier};
 use crate::sock::Sockaddr;
 
 /// Returns the peers of the socket; with `create` they are allocated if there are none.
@@ -18,10 +20,20 @@ fn peers<'a, S: Sockaddr>(call: &S, create: bool) -> Option<&'a mut SocketPeers>
     call.peers(create).map(|peers| unsafe { &mut *peers })
 }
 
-/// Returns a place about which the compiler knows nothing, so that it keeps the mask that the verifier needs.
+/// Returns the same peers, about which the compiler knows nothing. If it kept the families that it has read before, each
+/// combination of them would be a state for the verifier.
 #[inline(always)]
-fn opaque_place(place: u32) -> u32 {
-    opaque(u64::from(place)) as u32
+fn again(peers: &mut SocketPeers) -> &SocketPeers {
+    let address = opaque((&raw mut *peers).expose_provenance() as u64);
+    // SAFETY: the same address.
+    unsafe { &*core::ptr::with_exposed_provenance(address as usize) }
+}
+
+/// Returns a place about which the compiler knows nothing, so that it keeps the mask that the verifier needs; the verifier knows
+/// nothing, either: it would walk through the code after it again for each place. `addr` is what was looked for.
+#[inline(always)]
+fn opaque_place<A: Address>(place: u32, addr: &A) -> u32 {
+    opaque_to_verifier(u64::from(place), u64::from(addr.words()[0])) as u32
 }
 
 /// Returns the backend that the socket has for this address, and shows the address as the source of its messages. Whether the
@@ -37,7 +49,7 @@ where
     if let Some(peers) = peers(call, false)
         && let Some(place) = peers.of_frontend(family_number::<S::Family>(), &addr.words(), port)
     {
-        let place = opaque_place(place);
+        let place = opaque_place(place, &addr);
         if peers.at(place).shown == 0 {
             peers.show(place);
         }
@@ -69,9 +81,12 @@ where
     let family = family_number::<S::Family>();
     if let Some(peers) = peers(call, true) {
         let serves = |peer: &SocketPeer| is_serving(maps, peer);
-        let place = peers.of_frontend(family, &addr.words(), port).or_else(|| peers.vacant(serves));
-        if let Some(place) = place {
-            let place = opaque_place(place);
+        let place = peers.of_frontend(family, &addr.words(), port).or_else(|| again(peers).vacant(serves));
+        let place = place.map(|place| opaque_place(place, &addr));
+        // True for each place. The verifier compares states at branches only, and here they become equal.
+        if let Some(place) = place
+            && place < SOCKET_PEERS as u32
+        {
             // In place: a whole value would need too much stack.
             let peer = peers.at(place);
             peer.frontend = call.addr().words();
@@ -125,10 +140,7 @@ fn is_serving<M: Services>(maps: M, peer: &SocketPeer) -> bool {
 /// Shows a backend's own address as the source of its messages, because the socket connects or sends directly to it. With a stack
 /// frame of its own: the caller's is large.
 #[inline(never)]
-pub fn direct<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
-where
-    M: Sockets<Family = S::Family>,
-{
+pub fn direct<S: Sockaddr, M: Sockets<Family = S::Family>>(maps: M, call: &S, direct: &OrigDst<Words<M>>) {
     peer::disconnected(maps, call);
     hide(call, &direct.addr, direct.port);
     let key = SocketKey::new(call.cookie(), direct.addr, direct.port, direct.proto, TO_FRONTEND);
@@ -155,7 +167,7 @@ where
     if let Some(peers) = peers(call, false)
         && let Some(place) = peers.shown(family_number::<S::Family>(), &peer.addr.words(), peer.port)
     {
-        let shown = peers.at(opaque_place(place));
+        let shown = peers.at(opaque_place(place, &peer.addr));
         row(maps, shown.backend_id, shown.service, &peer.addr, peer.port)?;
         return Some((Address::from_words(shown.frontend), shown.frontend_port));
     }

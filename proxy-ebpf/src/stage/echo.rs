@@ -46,12 +46,11 @@ impl EchoReply for V6 {
 /// Turns an echo request into its reply, and sends it back. Other packets pass, also later fragments, so a request in several
 /// fragments gets no complete reply. `incoming`: the packet arrived on the device; others are answered if this node sends them.
 #[inline(always)]
-pub fn answer<M, F>(maps: M, frame: F, incoming: bool) -> Step
-where
-    M: FlowTable + RateLimit + Counters,
-    M::Family: EchoReply,
-    F: Frame,
-{
+pub fn answer<M: FlowTable + RateLimit + Counters<Family: EchoReply>, F: Frame>(
+    maps: M,
+    frame: F,
+    incoming: bool,
+) -> Step {
     if !incoming && !frame.is_local_origin() {
         return Step::Pass;
     }

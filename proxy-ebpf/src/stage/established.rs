@@ -40,7 +40,6 @@ pub enum Lookup {
 pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
     M: FlowTable + Counters + Routing<F>,
-    M::Family: Rewrite,
     F: Frame,
 {
     match of_flow(maps, frame, ctx, lookup) {
@@ -56,7 +55,6 @@ where
 fn of_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
     M: FlowTable + Counters + Routing<F>,
-    M::Family: Rewrite,
     F: Frame,
 {
     let Some(time) = maps.time() else { return Step::Pass };
@@ -185,12 +183,11 @@ pub fn repair_reply_key<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) {
 
 /// Translates a packet at egress if it is a backend's reply. Returns [`Step::NewFlow`] if it belongs to no flow.
 #[inline(always)]
-pub fn reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: FlowTable + Counters + Routing<F>,
-    M::Family: Rewrite,
-    F: Frame,
-{
+pub fn reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+) -> Step {
     let Some(time) = maps.time() else { return Step::Pass };
     let Some(flow) = track::tracked(maps, ctx.found, time) else { return Step::NewFlow };
     if may_have_successor(maps, &flow, time) {
@@ -253,12 +250,11 @@ pub fn is_of_another_connection<A>(packet: &Packet<A>, bits: u32) -> bool {
 /// Translates a packet to a port of this node if it is the reply to a packet that was forwarded under the node's address
 /// (SNAT). Returns [`Step::NewFlow`] if it is not.
 #[inline(always)]
-pub fn snat_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: FlowTable + Counters + Routing<F>,
-    M::Family: Rewrite,
-    F: Frame,
-{
+pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+) -> Step {
     let Some(time) = maps.time() else { return Step::Pass };
     if frame.has_vlan_tag() {
         return Step::Pass;
@@ -328,17 +324,13 @@ pub fn deliver<F: Frame, Fam: Rewrite>(
 
 /// Whether an early hook can send a packet of a flow with these bits, which becomes `to`. If so, `ctx.route` is its route.
 #[inline(always)]
-fn can_forward<M, F>(
+fn can_forward<M: Routing<F>, F: Frame>(
     maps: M,
     frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     bits: u32,
     to: Option<Tuple<Words<M>>>,
-) -> bool
-where
-    M: Routing<F>,
-    F: Frame,
-{
+) -> bool {
     let Some(to) = to else { return false };
     bits & (STATE_SNAT | STATE_LOCAL) == STATE_SNAT
         && maps.find_route(frame, &to, ctx.packet.length, &mut ctx.route) == Fib::Found
@@ -351,7 +343,6 @@ where
 pub fn forward_to<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Step
 where
     M: Routing<F>,
-    M::Family: Rewrite,
     F: Frame,
 {
     // An early hook has looked up the route already.
@@ -409,7 +400,6 @@ where
 fn deliver_local<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &mut Tuple<Words<M>>) -> Step
 where
     M: Routing<F>,
-    M::Family: Rewrite,
     F: Frame,
 {
     let key = &ctx.packet.key;

@@ -12,9 +12,10 @@ use crate::env::{FIB_CACHE_ENTRIES, FibCache, FibEntry, Node, Words};
 use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::same;
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use crate::stage::translate::Rewrite;
 
 /// Route lookup, in the kernel or in `fib_cache`.
-pub trait Routing<F: Frame>: FibCache {
+pub trait Routing<F: Frame>: FibCache<Family: Rewrite + EtherType> {
     routing_calls!(declare!(), Words<Self>, F);
 }
 

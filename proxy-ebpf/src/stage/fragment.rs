@@ -36,12 +36,11 @@ pub fn key_of<Fam: Fragmented>(header: &Header<Fam::Words>) -> FragmentKey<Fam::
 
 /// Stores the ports of a first fragment that was parsed into `ctx`.
 #[inline(always)]
-pub fn first<M, F>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> Result<(), Stop>
-where
-    M: Fragments + Services,
-    M::Family: Fragmented,
-    F: Frame,
-{
+pub fn first<M: Fragments + Services<Family: Fragmented>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &PacketCtx<Words<M>>,
+) -> Result<(), Stop> {
     let key = &ctx.packet.key;
     if key.proto == PROTO_SCTP {
         // The SCTP checksum can be corrected only with the length of the whole packet, which a fragment does not tell.
@@ -72,19 +71,19 @@ where
 
 /// Fills the context for a later fragment: its addresses, and the ports and the length that its first fragment had.
 #[inline(always)]
-pub fn later<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Result<(), Stop>
-where
-    M: Fragments + Services,
-    M::Family: Fragmented,
-    F: Frame,
-{
+pub fn later<M: Fragments + Services<Family: Fragmented>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+) -> Result<(), Stop> {
     let Some(header) = <M::Family as Read>::read(frame, frame.link_header() as u32) else {
         return Err(Stop::Refused(Reason::Malformed));
     };
     let Some(time) = maps.time() else { return Err(Stop::Refused(Reason::Fragment)) };
     let entry = maps.fragment(&key_of::<M::Family>(&header));
-    let is_valid =
-        |entry: &FragmentEntry| time.now.wrapping_sub(entry.seen) <= time.config.hz * FRAGMENT_SECS;
+    // Another CPU may be a tick ahead.
+    let age = |entry: &FragmentEntry| time.now.wrapping_sub(entry.seen).wrapping_add(time.config.hz);
+    let is_valid = |entry: &FragmentEntry| age(entry) <= time.config.hz * (FRAGMENT_SECS + 1);
     let Some(entry) = entry.filter(is_valid) else {
         // First fragments to unmanaged addresses pass, too.
         let is_ours = maps.is_service_address(&header.dst)

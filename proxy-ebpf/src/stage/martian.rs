@@ -37,17 +37,13 @@ where
 /// Whether a packet of a flow with these bits is forwarded under an address of this node, and was sent by a container with an
 /// address that is not its own.
 #[inline(always)]
-pub fn is_forged<M, F>(
+pub fn is_forged<M: Routing<F>, F: Frame>(
     maps: M,
     frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     bits: u32,
     config: &NodeConfig,
-) -> bool
-where
-    M: Routing<F>,
-    F: Frame,
-{
+) -> bool {
     !F::EARLY
         && bits & (STATE_SNAT | STATE_LOCAL) == STATE_SNAT
         && !config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex))
@@ -66,7 +62,7 @@ where
     F: Frame,
 {
     let Some(config) = maps.config() else { return false };
-    if !by_uplink && maps.device(frame.ifindex()) & DEVICE_GUEST == 0 {
+    if !by_uplink && maps.device(frame.arrival()) & DEVICE_GUEST == 0 {
         return false;
     }
     // One field after the other: the compiler would build a tuple on the BPF stack, which has no room for it.
@@ -78,7 +74,7 @@ where
     }
     let by = ctx.route.ifindex;
     // The kernel does not check the source of a packet that arrived encrypted, either.
-    if by == frame.ifindex() || ctx.route.is_by_stack() {
+    if by == frame.arrival() || ctx.route.is_by_stack() {
         return false;
     }
     let device = maps.device(by);

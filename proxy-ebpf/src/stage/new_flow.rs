@@ -9,23 +9,24 @@ use proxy_common::flow::{
     STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, TUNNEL_HOPS_SHIFT, WATCH_INSIDE,
     WATCH_LAST, WATCH_OUTSIDE, is_encapsulated,
 };
+use proxy_common::health::client;
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::reason::{Reason, Verdict};
-use proxy_common::select::is_by_load;
-use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
+use proxy_common::select::by_load;
+use proxy_common::service::{KIND_NODE_PORT, SERVICE_EJECTS, SERVICE_RECENT, ServiceEntry};
 use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::existing::{NewFlows, of_existing};
 use super::{classify, martian, source};
-use crate::context::{NO_HASH, PacketCtx, TUNNELLED, encapsulated};
+use crate::context::{MAX_HOPS, NO_HASH, PacketCtx, encapsulated};
 use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
 use crate::flow::{open, track};
 use crate::frame::Frame;
 use crate::header::same;
 use crate::report;
-use crate::select::backend::{self, SelectedBackend};
+use crate::select::backend::{self, LAST, SelectedBackend};
 use crate::select::{affinity, health, lookup};
 use crate::shared::opaque_to_verifier;
 use crate::step::Step;
@@ -33,6 +34,8 @@ use crate::step::Step;
 /// Where a packet comes from.
 struct Origin {
     from_node: bool,
+    /// `from_node` as a number that the verifier does not know.
+    local: u32,
     by_uplink: bool,
     outside: bool,
 }
@@ -43,11 +46,7 @@ struct Origin {
 /// is read, and admission is checked in the meantime. So a SYN comes here before its flow is looked up; if the flow exists,
 /// the new flow finds its key taken.
 #[inline(always)]
-pub fn new_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: NewFlows<F>,
-    F: Frame,
-{
+pub fn new_flow<M: NewFlows<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     if frame.has_vlan_tag() {
         return Step::Pass;
     }
@@ -75,11 +74,19 @@ where
     let outside = !from_node && decide::is_outside(by_uplink, time.config.flags, node, &ctx.packet.key.src);
     let unknown = |is: bool| opaque_to_verifier(u64::from(is), u64::from(time.now)) != 0;
     let (by_uplink, outside) = (unknown(by_uplink), unknown(outside));
-    let origin = Origin { from_node, by_uplink, outside };
+    let local = opaque_to_verifier(u64::from(from_node), u64::from(time.now)) as u32;
+    let origin = Origin { from_node, local, by_uplink, outside };
     maps.packet_frontend(ctx, outside);
     let is_frontend = ctx.frontend.kind != ServiceEntry::NONE.kind;
     let is_midway = ctx.packet.key.proto == PROTO_TCP && ctx.packet.tcp_flags & tcp::SYN == 0;
-    if is_frontend && is_midway && (F::EARLY || maps.is_of_socket(frame, ctx)) {
+    // On an uplink, a packet to an address that is not the node's own would come back.
+    let may_be_older = is_frontend
+        && ctx.frontend.flags & SERVICE_RECENT != 0
+        && ctx.tunnelled == 0
+        && (!by_uplink || ctx.frontend.kind == KIND_NODE_PORT);
+    // XDP does not leave each first datagram to tc.
+    let asks = is_frontend && is_midway || !F::EARLY && may_be_older && ctx.packet.key.proto == PROTO_UDP;
+    if asks && (F::EARLY || is_midway && may_be_older || maps.is_of_socket(frame, ctx)) {
         return Step::Pass;
     }
     if ctx.hash == NO_HASH {
@@ -89,7 +96,14 @@ where
     ctx.plan.bits = 0;
     ctx.second_chance = 0;
     if is_frontend {
-        let random = backend::random(ctx.hash, if ctx.retried != 0 { 0 } else { time.now });
+        let random = if ctx.retried != 0 {
+            backend::random(ctx.hash, 0)
+        } else if ctx.frontend.affinity_secs != 0 {
+            let client = client(&ctx.packet.key.src, time.config.flow_seed);
+            backend::random_of_client(client, &ctx.frontend, time)
+        } else {
+            backend::random(ctx.hash, time.now)
+        };
         if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
             plan(maps, frame, ctx, &selected, &origin, time);
             maps.prefetch(ctx.hash, ctx.plan.reply_hash);
@@ -100,8 +114,7 @@ where
         // The destination was a frontend when the outer header was removed.
         return Step::DropFor(Reason::TunnelNoEndpoint);
     }
-    // The selection may have noted in `tunnelled` that no other node is looked for.
-    if ctx.tunnelled & TUNNELLED == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
+    if ctx.tunnelled == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
         return Step::Pass;
     }
     if !is_frontend {
@@ -140,11 +153,7 @@ where
 
 /// Processes a packet whose destination is not a frontend.
 #[inline(always)]
-fn no_service<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: NewFlows<F>,
-    F: Frame,
-{
+fn no_service<M: NewFlows<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     let (dst, tcp_flags) = (ctx.packet.key.dst, ctx.packet.tcp_flags);
     ctx.service = 0;
     if let Some(next) = of_existing(maps, ctx) {
@@ -206,19 +215,26 @@ fn plan<M, F>(
     let (key, flags) = (&ctx.packet.key, selected.flags);
     let tunnel =
         decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr));
-    let snat = opaque_to_verifier(u64::from(source.is_nodes() && tunnel == 0), u64::from(time.now)) != 0;
-    let is_dsr = tunnel != 0 || !F::EARLY && ctx.tunnelled != 0;
+    // Each of these numbers joins the paths that lead to it: the verifier would walk through the following code for each path,
+    // and for each combination of them.
+    let unknown = |number: u32| opaque_to_verifier(u64::from(number), u64::from(time.now)) as u32;
+    let snat = unknown((source.is_nodes() && tunnel == 0).into());
+    let is_dsr = unknown((tunnel != 0 || !F::EARLY && ctx.tunnelled != 0).into());
     // Replies to packets that this node encapsulates do not pass this node.
-    let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
-    let hops = if tunnel == 0 { 0 } else { (encapsulated(ctx.tunnelled) & 3) << TUNNEL_HOPS_SHIFT };
-    let hops = opaque_to_verifier(u64::from(hops), u64::from(time.now)) as u32;
-    let bits = if snat { STATE_SNAT } else { 0 }
-        | if origin.from_node { STATE_LOCAL } else { 0 }
-        | if is_by_load(ctx.frontend.algorithm) { STATE_COUNTS } else { 0 }
-        | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT | hops } else { 0 }
-        | if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 };
-    let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
-    let source = if snat { Some(&node.source) } else { None };
+    let is_watched = ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
+    let watched = unknown(if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 });
+    // Without a branch for the last node, which the verifier would walk through twice.
+    let last = (ctx.second_chance >> LAST.trailing_zeros()) * (MAX_HOPS - 1);
+    let hops = if tunnel == 0 { 0 } else { (encapsulated(ctx.tunnelled) & 3 | last) << TUNNEL_HOPS_SHIFT };
+    // Without a tunnel, both numbers are 0.
+    let to_node = tunnel << STATE_TUNNEL_SHIFT | unknown(hops);
+    let bits = (snat * STATE_SNAT)
+        | (origin.local * STATE_LOCAL)
+        | (by_load(ctx.frontend.algorithm) * STATE_COUNTS)
+        | (is_dsr * STATE_DSR)
+        | to_node
+        | ((1 - is_dsr) * watched);
+    let source = if snat != 0 { Some(&node.source) } else { None };
     ctx.plan.reply = open::reply_key(&ctx.packet.key, selected, time, source);
     ctx.plan.backend_id = selected.id;
     ctx.plan.bits = bits;
@@ -242,14 +258,10 @@ fn watch(retried: bool, outside: bool) -> u32 {
     }
 }
 
-/// Whether a segment in the middle of a connection that has no flow belongs to a connection of a process of this node, which is older
-/// than the frontend. kube-proxy's rules see only the first packet of a connection.
+/// Whether a segment in the middle of a connection that has no flow, or a datagram, belongs to a connection of a process of this node,
+/// which is older than the frontend. kube-proxy's rules see only the first packet of a connection.
 #[inline(always)]
-pub fn is_of_socket<M, F>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> bool
-where
-    M: NewFlows<F>,
-    F: Frame,
-{
+pub fn is_of_socket<M: NewFlows<F>, F: Frame>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> bool {
     ctx.tunnelled == 0
         && maps.node_addr(&ctx.packet.key.dst) & NODE_ADDR_OWN != 0
         && frame.has_connection(&ctx.packet.key)
@@ -258,17 +270,13 @@ where
 /// Decides whether the packet may create a flow, and to which backend: the planned one, or that of the client's session
 /// affinity.
 #[inline(always)]
-fn admit<M, F>(
+fn admit<M: NewFlows<F>, F: Frame>(
     maps: M,
     frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     origin: &Origin,
     time: Time,
-) -> Result<Step, Reason>
-where
-    M: NewFlows<F>,
-    F: Frame,
-{
+) -> Result<Step, Reason> {
     // The kernel checks the source of packets that go up the stack from a local device.
     let is_checked = origin.from_node || !origin.by_uplink && ctx.plan.bits & STATE_SNAT == 0;
     if !is_checked && martian::is_martian(maps, frame, ctx, origin.by_uplink) {

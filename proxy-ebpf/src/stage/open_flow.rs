@@ -45,11 +45,7 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &mut PacketCtx<Words<M>>)
 
 /// Creates the planned flow, unless the packet has a flow already.
 #[inline(always)]
-pub fn open_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: NewFlows<F>,
-    F: Frame,
-{
+pub fn open_flow<M: NewFlows<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     let Some(time) = maps.time() else { return Step::Pass };
     let service = ctx.service;
     let is_direct = ctx.plan.bits & STATE_DIRECT != 0;
@@ -59,7 +55,10 @@ where
         && ctx.packet.key.proto != PROTO_UDP
         && !may_begin(ctx.packet.tcp_flags);
     let rate = time.config.dsr_flow_rate;
-    if tunnel::can_bypass::<M>(ctx, time) && (ends || !limit::take(maps, NEW_FLOWS, rate, rate, time)) {
+    if tunnel::can_bypass(ctx, time)
+        && (ends || !limit::take(maps, NEW_FLOWS, rate, rate, time))
+        && tunnel::is_of_table(maps, ctx)
+    {
         // The flow of a SYN was not looked up yet.
         return if F::EARLY && is_syn(ctx.packet.tcp_flags) && track::exists(maps, &ctx.packet.key) {
             Step::Pass
@@ -118,12 +117,11 @@ where
 
 /// Translates the first packet of a flow whose backend sees the client's own address.
 #[inline(always)]
-pub fn translate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: Counters,
-    M::Family: Rewrite,
-    F: Frame,
-{
+pub fn translate<M: Counters<Family: Rewrite>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+) -> Step {
     let to = Tuple::to_backend(&ctx.plan.reply);
     if ctx.plan.bits & STATE_DIRECT == 0 {
         report::forwarded(maps, ctx.service, ctx.packet.length);

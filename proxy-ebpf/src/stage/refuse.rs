@@ -309,7 +309,7 @@ fn quote_in_part<F: Frame, Fam: Refuse>(
     frame.load(link as u32, &mut ctx.quote, quoted)?;
     // The rest of the buffer is zero and adds nothing to the sum.
     let sum = frame.sum_of(&ctx.quote);
-    frame.set_length((link + Fam::HEADERS) as u32 + quoted)?;
+    frame.replace((link + Fam::HEADERS) as u32 + quoted, ctx.packet.l4)?;
     let headers = Fam::headers(&ctx.packet, quoted, sum, message);
     frame.store_all(link as u32, &headers)?;
     frame.store((link + Fam::HEADERS) as u32, &ctx.quote, quoted)

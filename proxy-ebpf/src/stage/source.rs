@@ -32,11 +32,7 @@ const _: () = assert!(BACKEND_LOCAL & (BY_UPLINK | OUTSIDE) == 0);
 /// Completes the plan of a new flow: the source address of a flow with SNAT, [`STATE_REROUTE`] and [`STATE_MASQUERADE`].
 /// `ends` tells where client and endpoint are ([`BY_UPLINK`], [`OUTSIDE`], [`BACKEND_LOCAL`]).
 #[inline(always)]
-pub fn choose<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, ends: u32)
-where
-    M: Routing<F>,
-    F: Frame,
-{
+pub fn choose<M: Routing<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, ends: u32) {
     let (Some(node), Some(config)) = (maps.node(), maps.config()) else { return };
     let (client, backend) = (ctx.packet.key.src, ctx.plan.reply.src);
     let is_snat = ctx.plan.bits & STATE_SNAT != 0;

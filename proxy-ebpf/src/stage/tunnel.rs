@@ -15,7 +15,7 @@ use proxy_common::flow::{DIRECTION_FORWARD, is_encapsulated, is_guess, tunnel_ho
 use proxy_common::node::{Cidr, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
 use proxy_common::prefilter::SPREAD;
 use proxy_common::reason::Reason;
-use proxy_common::select::{is_by_table, tunnel_tag};
+use proxy_common::select::{is_by_table, selector, tunnel_tag};
 use proxy_common::service::ServiceEntry;
 use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6, PROTO_TCP, PROTO_UDP, V4, V6};
 
@@ -156,12 +156,11 @@ impl Outer for V6 {
 /// Encapsulates a client's packet and sends it to the node of its endpoint. `ctx.plan` holds the flow's bits and the
 /// endpoint. At an early hook, `ctx.found` is the flow, and the packet is not counted yet.
 #[inline(always)]
-pub fn encapsulate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
-where
-    M: FlowTable + Counters + Routing<F>,
-    M::Family: Rewrite + Outer,
-    F: Frame,
-{
+pub fn encapsulate<M: FlowTable + Counters + Routing<F, Family: Outer>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+) -> Step {
     let Some(tunnel) = maps.tunnel(tunnel_of(ctx.plan.bits)) else { return Step::DropFor(Reason::NoRoute) };
     // SAFETY: a map value of plain integers. The agent may replace it with another node at the same time: that node finds
     // no endpoint.
@@ -175,13 +174,12 @@ where
 }
 
 #[inline(always)]
-fn encapsulate_in<M, F, O>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, tunnel: &mut Tunnel) -> Step
-where
-    M: FlowTable + Counters + Routing<F>,
-    M::Family: Rewrite + Outer,
-    F: Frame,
-    O: Outer,
-{
+fn encapsulate_in<M: FlowTable + Counters + Routing<F, Family: Outer>, F: Frame, O: Outer>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    tunnel: &mut Tunnel,
+) -> Step {
     let length = longest(frame, ctx) + O::LENGTH;
     let (src, dst) = (tunnel.source, tunnel.addr);
     let found = if O::IS_V6 == <M::Family as Outer>::IS_V6 {
@@ -242,13 +240,21 @@ where
 /// Whether a packet reaches its endpoint on another node without an entry in the flow table: each of the connection's packets leads
 /// to the same entry of the Maglev table. Nodes that a packet reaches later, or by the second chance, need their entries.
 #[inline(always)]
-pub fn can_bypass<M: FlowTable>(ctx: &PacketCtx<Words<M>>, time: Time) -> bool {
+pub fn can_bypass<A>(ctx: &PacketCtx<A>, time: Time) -> bool {
     time.config.dsr_flow_rate != 0
         && is_encapsulated(ctx.plan.bits)
         && ctx.tunnelled == 0
         && ctx.second_chance == 0
         && ctx.frontend.affinity_secs == 0
         && is_by_table(ctx.frontend.algorithm)
+}
+
+/// Whether the planned endpoint is that of the current table. A first packet is sent to another one if that is ejected, but not the
+/// packets after it.
+#[inline(always)]
+pub fn is_of_table<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> bool {
+    let service = &ctx.frontend;
+    maps.first_id(service, selector(service.algorithm, &ctx.packet.key, 0)) == ctx.plan.backend_id
 }
 
 /// Sends the packet to the node of the planned endpoint, without an entry in the flow table.
@@ -328,12 +334,7 @@ pub struct Arrived<A> {
 /// Nodes send encapsulated packets through uplinks only. A pod could forge them, since the node that masquerades the pod's
 /// packets makes itself the outer source.
 #[inline(always)]
-pub fn outer<M, F>(maps: M, frame: F) -> Result<Arrived<Words<M>>, Step>
-where
-    M: Node,
-    M::Family: Outer,
-    F: Frame,
-{
+pub fn outer<M: Node<Family: Outer>, F: Frame>(maps: M, frame: F) -> Result<Arrived<Words<M>>, Step> {
     // The packet arrives again on the VLAN device.
     if frame.has_vlan_tag() {
         return Err(Step::Pass);
@@ -483,12 +484,11 @@ fn pop<F: Frame, O: Outer, I: Outer>(frame: F, end: u32) -> Result<(), HelperFai
 
 /// Whether an inner packet is a client's packet to a Service.
 #[inline(always)]
-fn is_ours<N, F>(maps: N, frame: F, inner: &Header<Words<N>>) -> bool
-where
-    N: Services + Fragments,
-    N::Family: Outer + Fragmented,
-    F: Frame,
-{
+fn is_ours<N: Services + Fragments<Family: Outer + Fragmented>, F: Frame>(
+    maps: N,
+    frame: F,
+    inner: &Header<Words<N>>,
+) -> bool {
     if inner.is_later {
         // The first fragment arrived here before.
         return !F::EARLY && maps.fragment(&key_of::<N::Family>(inner)).is_some();

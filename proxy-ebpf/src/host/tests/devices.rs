@@ -55,13 +55,10 @@ fn a_tag_of_a_reply_and_of_what_no_service_has<F: Net>() {
     }
 }
 
-#[test]
-fn packet_of_a_vlan_passes_to_the_vlans_device() {
-    a_tag::<V4>();
-    a_tag::<V6>();
-    a_tag_of_a_reply_and_of_what_no_service_has::<V4>();
-    a_tag_of_a_reply_and_of_what_no_service_has::<V6>();
-}
+families!(
+    packet_of_a_vlan_passes_to_the_vlans_device = a_tag(),
+    a_tag_of_a_reply_and_of_what_no_service_has()
+);
 
 /// The kernel's helpers need an Ethernet header, and remove it again if the next device has none.
 fn no_header<F: Net>(resolved: u32) {

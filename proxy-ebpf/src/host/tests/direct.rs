@@ -71,11 +71,7 @@ fn the_stage_of_what_arrives<F: Net>() {
     assert_eq!(incoming(maps, &Packet { tcp_flags: 0x10, ..at(far, backend) }), Step::Pass);
 }
 
-#[test]
-fn packet_at_ingress_is_dispatched_to_its_stage() {
-    the_stage_of_what_arrives::<V4>();
-    the_stage_of_what_arrives::<V6>();
-}
+families!(packet_at_ingress_is_dispatched_to_its_stage = the_stage_of_what_arrives());
 
 /// netfilter masquerades a connection of this node to an endpoint, with a SNAT port.
 fn a_masqueraded_connection<F: Net>() {
@@ -106,11 +102,7 @@ fn a_masqueraded_connection<F: Net>() {
     assert_eq!(live(maps).len(), 2);
 }
 
-#[test]
-fn masqueraded_connections_have_a_flow() {
-    a_masqueraded_connection::<V4>();
-    a_masqueraded_connection::<V6>();
-}
+families!(masqueraded_connections_have_a_flow = a_masqueraded_connection());
 
 /// The SNAT port is one that a client's flow has. The connection gets another one, and its replies are given to the device to
 /// which the connection belongs.
@@ -163,17 +155,11 @@ fn ports_that_were_snat_ports<F: Net>() {
     assert_eq!(run_over(Hook::Egress, maps, UPLINK, &free).1.wire(), free);
 }
 
-#[test]
-fn connection_on_a_former_snat_port_keeps_apart_from_flows() {
-    ports_that_were_snat_ports::<V4>();
-    ports_that_were_snat_ports::<V6>();
-}
+families!(connection_on_a_former_snat_port_keeps_apart_from_flows = ports_that_were_snat_ports());
 
-#[test]
-fn a_masqueraded_connection_gets_another_port_and_its_replies() {
-    a_masqueraded_connection_with_a_used_port::<V4>();
-    a_masqueraded_connection_with_a_used_port::<V6>();
-}
+families!(
+    a_masqueraded_connection_gets_another_port_and_its_replies = a_masqueraded_connection_with_a_used_port()
+);
 
 /// A client connects to a frontend, and from the same port to the endpoint.
 fn the_same_port_twice<F: Net>() {
@@ -194,11 +180,7 @@ fn the_same_port_twice<F: Net>() {
     assert_eq!(skb.wire(), packet::<F>(backend, client, SYN_ACK));
 }
 
-#[test]
-fn a_second_connection_of_one_port_gets_another_one() {
-    the_same_port_twice::<V4>();
-    the_same_port_twice::<V6>();
-}
+families!(a_second_connection_of_one_port_gets_another_one = the_same_port_twice());
 
 /// A packet that claims to be from a source address and port of SNAT begins no flow.
 fn a_forged_source<F: Net>() {
@@ -211,11 +193,7 @@ fn a_forged_source<F: Net>() {
     assert_eq!(all_of(maps), before);
 }
 
-#[test]
-fn a_packet_with_the_source_of_a_snat_flow_begins_none() {
-    a_forged_source::<V4>();
-    a_forged_source::<V6>();
-}
+families!(a_packet_with_the_source_of_a_snat_flow_begins_none = a_forged_source());
 
 /// The endpoint answers the SYN of a flow with a segment of an older, direct connection from the same port: with an ACK, which the
 /// client of the flow gets, or with data, which the client of the older connection gets.
@@ -246,11 +224,7 @@ fn an_older_connection<F: Net>() {
     }
 }
 
-#[test]
-fn an_older_connection_keeps_its_port() {
-    an_older_connection::<V4>();
-    an_older_connection::<V6>();
-}
+families!(an_older_connection_keeps_its_port = an_older_connection());
 
 /// A connection of this node itself with the address and port of a frontend, which is closed and begins again.
 fn from_a_frontend<F: Net>() {
@@ -276,11 +250,7 @@ fn from_a_frontend<F: Net>() {
     assert_eq!((created(), live(maps).len()), (maps.now(), 1), "a new connection");
 }
 
-#[test]
-fn a_connection_from_a_frontends_port_begins_again_when_it_is_closed() {
-    from_a_frontend::<V4>();
-    from_a_frontend::<V6>();
-}
+families!(a_connection_from_a_frontends_port_begins_again_when_it_is_closed = from_a_frontend());
 
 /// The endpoint of a Service is a frontend of another, whose closed flow there is; other rules begin connections by now.
 fn a_closed_flow_of_a_frontend<F: Net>() {
@@ -304,11 +274,7 @@ fn a_closed_flow_of_a_frontend<F: Net>() {
     assert_eq!(all_of(maps), before, "the reply is left to the other rules");
 }
 
-#[test]
-fn reply_that_passes_to_other_rules_changes_no_flow() {
-    a_closed_flow_of_a_frontend::<V4>();
-    a_closed_flow_of_a_frontend::<V6>();
-}
+families!(reply_that_passes_to_other_rules_changes_no_flow = a_closed_flow_of_a_frontend());
 
 /// Returns a source port of the client that has the mark of another one, or has another mark.
 fn port_with_mark<F: Net>(of: u16, is_same: bool) -> u16 {
@@ -344,11 +310,7 @@ fn the_mark_of_direct_connections<F: Net>() {
     assert_eq!(marks(), [0; 2]);
 }
 
-#[test]
-fn direct_connections_are_looked_up_until_their_timeout() {
-    the_mark_of_direct_connections::<V4>();
-    the_mark_of_direct_connections::<V6>();
-}
+families!(direct_connections_are_looked_up_until_their_timeout = the_mark_of_direct_connections());
 
 /// Of two clients, only the one with a direct flow pays for it.
 fn the_clients_that_are_looked_up<F: Net>() {
@@ -368,8 +330,4 @@ fn the_clients_that_are_looked_up<F: Net>() {
     assert!((1..200).contains(&marked), "{marked} of 64,512 ports share the mark");
 }
 
-#[test]
-fn only_clients_with_a_direct_flow_are_looked_up() {
-    the_clients_that_are_looked_up::<V4>();
-    the_clients_that_are_looked_up::<V6>();
-}
+families!(only_clients_with_a_direct_flow_are_looked_up = the_clients_that_are_looked_up());

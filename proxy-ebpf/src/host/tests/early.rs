@@ -81,13 +81,10 @@ fn a_connection<F: Net>(opens: Shape, answers: Shape, goes_on: Shape) {
     assert!(opens.proto == PROTO_UDP || is_left(maps, &packet::<F>(client, frontend, opens), |_| {}));
 }
 
-#[test]
-fn xdp_forwards_packets_and_replies_of_remote_endpoints() {
-    a_connection::<V4>(SYN, SYN_ACK, DATA);
-    a_connection::<V6>(SYN, SYN_ACK, DATA);
-    a_connection::<V4>(UDP, UDP, UDP);
-    a_connection::<V6>(UDP, UDP, UDP);
-}
+families!(
+    xdp_forwards_packets_and_replies_of_remote_endpoints = a_connection(SYN, SYN_ACK, DATA),
+    a_connection(UDP, UDP, UDP)
+);
 
 /// Packets of a flow, and new ones, which tc has to process. The flow is not changed.
 fn what_tc_has_to_do<F: Net>() {
@@ -141,11 +138,7 @@ fn known_service() -> ServiceEntry {
     ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE }
 }
 
-#[test]
-fn packet_that_xdp_cannot_forward_passes_to_tc() {
-    what_tc_has_to_do::<V4>();
-    what_tc_has_to_do::<V6>();
-}
+families!(packet_that_xdp_cannot_forward_passes_to_tc = what_tc_has_to_do());
 
 /// The first reply tells whether the endpoint accepts connections: tc notes that.
 fn the_first_reply<F: Net>() {
@@ -161,11 +154,7 @@ fn the_first_reply<F: Net>() {
     forwards(maps, &reply, frontend, client, SYN_ACK);
 }
 
-#[test]
-fn first_reply_of_a_watched_flow_passes_to_tc() {
-    the_first_reply::<V4>();
-    the_first_reply::<V6>();
-}
+families!(first_reply_of_a_watched_flow_passes_to_tc = the_first_reply());
 
 /// Refusals without an answer are done at once; those with an answer are left to tc.
 fn refusals<F: Net>() {
@@ -190,11 +179,7 @@ fn refusals<F: Net>() {
     assert!(is_left(maps, &syn, |_| {}));
 }
 
-#[test]
-fn refusal_that_needs_no_answer_is_done_in_xdp() {
-    refusals::<V4>();
-    refusals::<V6>();
-}
+families!(refusal_that_needs_no_answer_is_done_in_xdp = refusals());
 
 /// A next hop is probed by the kernel only if the kernel sends to it now and then.
 fn a_probe<F: Net>() {
@@ -228,8 +213,4 @@ fn a_probe<F: Net>() {
     }
 }
 
-#[test]
-fn xdp_regularly_passes_a_packet_so_that_the_kernel_probes_the_neighbour() {
-    a_probe::<V4>();
-    a_probe::<V6>();
-}
+families!(xdp_regularly_passes_a_packet_so_that_the_kernel_probes_the_neighbour = a_probe());

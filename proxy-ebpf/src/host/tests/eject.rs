@@ -103,11 +103,7 @@ fn a_refused_connection<F: Net>() {
     assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 0, "failures of one client eject no endpoint");
 }
 
-#[test]
-fn a_refused_connection_moves_to_another_endpoint() {
-    a_refused_connection::<V4>();
-    a_refused_connection::<V6>();
-}
+families!(a_refused_connection_moves_to_another_endpoint = a_refused_connection());
 
 fn an_answer_that_is_measured<F: Net>(is_hidden: bool) {
     let maps = two_endpoints::<F>();
@@ -187,11 +183,7 @@ fn no_other_endpoint<F: Net>() {
     }
 }
 
-#[test]
-fn a_refusal_is_the_clients_where_no_other_endpoint_may_accept() {
-    no_other_endpoint::<V4>();
-    no_other_endpoint::<V6>();
-}
+families!(a_refusal_is_the_clients_where_no_other_endpoint_may_accept = no_other_endpoint());
 
 /// Clients outside have another set of endpoints.
 fn two_scopes<F: Net>() {
@@ -210,11 +202,7 @@ fn two_scopes<F: Net>() {
     }
 }
 
-#[test]
-fn the_other_endpoint_is_one_of_the_clients_scope() {
-    two_scopes::<V4>();
-    two_scopes::<V6>();
-}
+families!(the_other_endpoint_is_one_of_the_clients_scope = two_scopes());
 
 fn a_success<F: Net>() {
     // A SYN-ACK with ECN (ECE) is one, too.
@@ -230,11 +218,7 @@ fn a_success<F: Net>() {
     }
 }
 
-#[test]
-fn a_syn_ack_is_a_success() {
-    a_success::<V4>();
-    a_success::<V6>();
-}
+families!(a_syn_ack_is_a_success = a_success());
 
 fn a_success_after_silence<F: Net>() {
     let maps = two_endpoints::<F>();
@@ -255,11 +239,7 @@ fn a_success_after_silence<F: Net>() {
     assert!(!is_skipped_after(2 * HZ), "an answer came in between");
 }
 
-#[test]
-fn skips_of_a_client_are_short_again_after_an_answer() {
-    a_success_after_silence::<V4>();
-    a_success_after_silence::<V6>();
-}
+families!(skips_of_a_client_are_short_again_after_an_answer = a_success_after_silence());
 
 fn one_endpoint<F: Net>() {
     let maps = two_endpoints::<F>();
@@ -276,11 +256,7 @@ fn one_endpoint<F: Net>() {
     assert!(has_answered(maps.health(7).unwrap().load(), maps.now(), HZ));
 }
 
-#[test]
-fn only_endpoint_answer_counts_and_silence_does_not() {
-    one_endpoint::<V4>();
-    one_endpoint::<V6>();
-}
+families!(only_endpoint_answer_counts_and_silence_does_not = one_endpoint());
 
 fn a_reset_with_options<F: Net>() {
     let maps = two_endpoints::<F>();
@@ -293,11 +269,7 @@ fn a_reset_with_options<F: Net>() {
     assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 0);
 }
 
-#[test]
-fn a_reset_with_options_is_no_refusal_of_the_endpoint() {
-    a_reset_with_options::<V4>();
-    a_reset_with_options::<V6>();
-}
+families!(a_reset_with_options_is_no_refusal_of_the_endpoint = a_reset_with_options());
 
 fn no_answer<F: Net>() {
     let maps = two_endpoints::<F>();
@@ -317,8 +289,4 @@ fn no_answer<F: Net>() {
     assert!(silent.any(|client| connect(maps, POD, client) == first));
 }
 
-#[test]
-fn an_unanswered_syn_moves_to_another_endpoint() {
-    no_answer::<V4>();
-    no_answer::<V6>();
-}
+families!(an_unanswered_syn_moves_to_another_endpoint = no_answer());

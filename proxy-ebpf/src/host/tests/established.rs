@@ -1,6 +1,7 @@
 //! Packets of existing flows, and flows of a frontend that the agent has given to another Service.
 
 use proxy_common::conntrack::{FIN_BACKEND, FIN_CLIENT, RST_BACKEND, RST_CLIENT, is_closed};
+use proxy_common::service::{KIND_EXTERNAL_IP, KIND_NODE_PORT, SERVICE_RECENT};
 
 use super::*;
 
@@ -45,11 +46,7 @@ fn the_frontend_of_datagrams<F: Net>() {
     assert_eq!(maps.flows().iter().filter(|flow| flow.bits() != 0).count(), 1);
 }
 
-#[test]
-fn datagrams_follow_their_frontend_to_another_service() {
-    the_frontend_of_datagrams::<V4>();
-    the_frontend_of_datagrams::<V6>();
-}
+families!(datagrams_follow_their_frontend_to_another_service = the_frontend_of_datagrams());
 
 /// The id of the flow's endpoint has another endpoint of the Service.
 fn a_reused_id<F: Net>() {
@@ -63,11 +60,7 @@ fn a_reused_id<F: Net>() {
     }
 }
 
-#[test]
-fn udp_flow_does_not_follow_a_reused_id() {
-    a_reused_id::<V4>();
-    a_reused_id::<V6>();
-}
+families!(udp_flow_does_not_follow_a_reused_id = a_reused_id());
 
 /// XDP leaves the flow to the next hook, which has to notice the change, too.
 fn the_frontend_after_xdp<F: Net>() {
@@ -82,11 +75,7 @@ fn the_frontend_after_xdp<F: Net>() {
     assert_eq!(skb.wire(), packet::<F>(client, other, UDP));
 }
 
-#[test]
-fn udp_flow_passed_by_xdp_follows_frontend() {
-    the_frontend_after_xdp::<V4>();
-    the_frontend_after_xdp::<V6>();
-}
+families!(udp_flow_passed_by_xdp_follows_frontend = the_frontend_after_xdp());
 
 /// The endpoint sends without a pause, and the client seldom.
 fn the_frontend_of_a_stream<F: Net>() {
@@ -103,11 +92,7 @@ fn the_frontend_of_a_stream<F: Net>() {
     assert_eq!(sent(), packet::<F>(client, other, UDP));
 }
 
-#[test]
-fn udp_flow_follows_frontend_while_endpoint_sends() {
-    the_frontend_of_a_stream::<V4>();
-    the_frontend_of_a_stream::<V6>();
-}
+families!(udp_flow_follows_frontend_while_endpoint_sends = the_frontend_of_a_stream());
 
 /// A RST with a sequence number out of the window is counted, and does not close the flow.
 fn a_reset_out_of_the_window<F: Net>() {
@@ -131,11 +116,7 @@ fn a_reset_out_of_the_window<F: Net>() {
     assert!(maps.flows().iter().any(|flow| flow.bits() & RST_CLIENT != 0));
 }
 
-#[test]
-fn a_reset_out_of_the_window_is_counted() {
-    a_reset_out_of_the_window::<V4>();
-    a_reset_out_of_the_window::<V6>();
-}
+families!(a_reset_out_of_the_window_is_counted = a_reset_out_of_the_window());
 
 /// A process of the node had the connection before its address and port became a frontend.
 fn older_than_the_frontend<F: Net>() {
@@ -158,11 +139,55 @@ fn older_than_the_frontend<F: Net>() {
     assert!(!passes(DATA, false), "no process has it");
 }
 
-#[test]
-fn process_connection_survives_new_frontend() {
-    older_than_the_frontend::<V4>();
-    older_than_the_frontend::<V6>();
+families!(process_connection_survives_new_frontend = older_than_the_frontend());
+
+/// Sets the kind and the flags of the frontend.
+fn set_frontend<F: Net>(maps: HostMaps<F>, proto: u8, kind: u8, flags: u16) {
+    let (addr, port) = frontend::<F>();
+    let entry = ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind, flags, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(addr, port, proto), entry);
 }
+
+/// netfilter or a pod had the connection before its address and port became a frontend.
+fn segments_to_a_recent_frontend<F: Net>() {
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let passes = |device, kind, flags, shape| {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        set_frontend(maps, PROTO_TCP, kind, flags);
+        let bytes = packet::<F>(client, frontend, shape);
+        let (verdict, skb) = run_over(Hook::Ingress, maps, device, &bytes);
+        (verdict, skb.wire()) == (NEXT, bytes) && maps.flows().iter().all(|flow| flow.bits() == 0)
+    };
+    let end = Shape { flags: 0x11, ..DATA };
+    for shape in [DATA, end] {
+        for device in [UPLINK, POD] {
+            assert!(passes(device, KIND_NODE_PORT, SERVICE_RECENT, shape));
+            assert!(!passes(device, KIND_NODE_PORT, 0, shape));
+        }
+        assert!(passes(POD, KIND_EXTERNAL_IP, SERVICE_RECENT, shape));
+        assert!(!passes(UPLINK, KIND_EXTERNAL_IP, SERVICE_RECENT, shape), "it would come back");
+    }
+    assert!(!passes(UPLINK, KIND_NODE_PORT, SERVICE_RECENT, SYN));
+}
+
+families!(segment_in_the_middle_passes_at_a_recent_frontend = segments_to_a_recent_frontend());
+
+/// A UDP socket of the node was connected before its address and port became a frontend.
+fn datagram_to_a_recent_frontend<F: Net>() {
+    let passes = |flags, has_connection| {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        set_frontend(maps, PROTO_UDP, KIND_NODE_PORT, flags);
+        maps.add_node_addr(frontend::<F>().0, NODE_ADDR_OWN);
+        let bytes = packet::<F>(client::<F>(), frontend::<F>(), UDP);
+        let edit = |skb: &mut Skb| skb.has_connection = has_connection;
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, edit);
+        (verdict, skb.wire()) == (NEXT, bytes)
+    };
+    assert!(passes(SERVICE_RECENT, true));
+    assert!(!passes(SERVICE_RECENT, false) && !passes(0, true));
+}
+
+families!(datagram_to_a_connected_socket_passes_at_a_recent_frontend = datagram_to_a_recent_frontend());
 
 /// A reply of an endpoint on this node is translated where it leaves, also if the client has a port that SNAT may use.
 fn a_client_with_a_snat_port<F: Net>() {
@@ -176,11 +201,7 @@ fn a_client_with_a_snat_port<F: Net>() {
     assert_eq!((skb.wire(), maps.stats_of(1).reply_packets), (packet::<F>(frontend, client, SYN_ACK), 1));
 }
 
-#[test]
-fn a_client_may_have_a_port_of_snat() {
-    a_client_with_a_snat_port::<V4>();
-    a_client_with_a_snat_port::<V6>();
-}
+families!(a_client_may_have_a_port_of_snat = a_client_with_a_snat_port());
 
 /// A connection keeps its endpoint while it lasts.
 fn the_frontend_of_a_connection<F: Net>() {
@@ -198,11 +219,7 @@ fn the_frontend_of_a_connection<F: Net>() {
     assert!(maps.flows().iter().all(|flow| flow.bits() & RST_BACKEND == 0));
 }
 
-#[test]
-fn a_connection_keeps_its_endpoint() {
-    the_frontend_of_a_connection::<V4>();
-    the_frontend_of_a_connection::<V6>();
-}
+families!(a_connection_keeps_its_endpoint = the_frontend_of_a_connection());
 
 /// The backend closes, the client vanishes, and its port is used again before the flow expires.
 fn a_port_that_is_used_again<F: Net>() {
@@ -226,8 +243,4 @@ fn a_port_that_is_used_again<F: Net>() {
     assert_eq!(live(maps).len(), 1);
 }
 
-#[test]
-fn a_connection_on_a_used_port_has_its_own_fins() {
-    a_port_that_is_used_again::<V4>();
-    a_port_that_is_used_again::<V6>();
-}
+families!(a_connection_on_a_used_port_has_its_own_fins = a_port_that_is_used_again());

@@ -59,11 +59,7 @@ fn snat_or_not<F: Net>() {
     assert_eq!(bits(0, 0, (node::<F>(), 4000), CONFIG_MASQUERADE_ALL), STATE_SNAT | STATE_LOCAL);
 }
 
-#[test]
-fn snat_is_used_where_the_reply_would_not_come_back() {
-    snat_or_not::<V4>();
-    snat_or_not::<V6>();
-}
+families!(snat_is_used_where_the_reply_would_not_come_back = snat_or_not());
 
 /// Without an address of this node there is no SNAT.
 fn no_source<F: Net>() {
@@ -75,11 +71,7 @@ fn no_source<F: Net>() {
     assert!(flow(maps).is_some());
 }
 
-#[test]
-fn without_a_source_address_nothing_is_forwarded() {
-    no_source::<V4>();
-    no_source::<V6>();
-}
+families!(without_a_source_address_nothing_is_forwarded = no_source());
 
 /// Clients inside and outside have their own endpoints, and a flow notes who its client is.
 fn scopes<F: Net>() {
@@ -111,11 +103,7 @@ fn scopes<F: Net>() {
     }
 }
 
-#[test]
-fn each_scope_has_its_endpoints() {
-    scopes::<V4>();
-    scopes::<V6>();
-}
+families!(each_scope_has_its_endpoints = scopes());
 
 /// Segments in the middle of a connection begin a flow; those that end one do not. Beside another proxy, only SYNs begin one.
 fn which_segments_begin<F: Net>() {
@@ -146,11 +134,7 @@ fn which_segments_begin<F: Net>() {
     assert_eq!((maps.count_of(Reason::InvalidState), maps.count_of(Reason::NoEndpoint)), (0, 1));
 }
 
-#[test]
-fn a_connection_begins_with_a_syn_or_in_its_middle() {
-    which_segments_begin::<V4>();
-    which_segments_begin::<V6>();
-}
+families!(a_connection_begins_with_a_syn_or_in_its_middle = which_segments_begin());
 
 /// Another uplink.
 const SECOND: u32 = 77;
@@ -224,11 +208,7 @@ fn forged_sources<F: Net>() {
     }
 }
 
-#[test]
-fn container_with_address_of_another_gets_no_snat() {
-    forged_sources::<V4>();
-    forged_sources::<V6>();
-}
+families!(container_with_address_of_another_gets_no_snat = forged_sources());
 
 /// A container sends a packet that looks like one of a flow with SNAT between other machines.
 fn forged_segments<F: Net>() {
@@ -251,11 +231,7 @@ fn forged_segments<F: Net>() {
     }
 }
 
-#[test]
-fn container_cannot_send_into_the_flow_of_others() {
-    forged_segments::<V4>();
-    forged_segments::<V6>();
-}
+families!(container_cannot_send_into_the_flow_of_others = forged_segments());
 
 /// The kernel forwards no packet with a link-local source.
 #[test]
@@ -287,17 +263,9 @@ fn martian_to_an_undefined_port<F: Net>() {
     }
 }
 
-#[test]
-fn martian_source_gets_no_answer_from_an_undefined_port() {
-    martian_to_an_undefined_port::<V4>();
-    martian_to_an_undefined_port::<V6>();
-}
+families!(martian_source_gets_no_answer_from_an_undefined_port = martian_to_an_undefined_port());
 
-#[test]
-fn martian_sources_begin_no_flow() {
-    sources_that_cannot_be::<V4>();
-    sources_that_cannot_be::<V6>();
-}
+families!(martian_sources_begin_no_flow = sources_that_cannot_be());
 
 fn source_ranges<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -312,11 +280,7 @@ fn source_ranges<F: Net>() {
     assert_eq!(maps.count_of(Reason::SourceNotAllowed), 1);
 }
 
-#[test]
-fn only_clients_of_the_source_ranges_begin_a_flow() {
-    source_ranges::<V4>();
-    source_ranges::<V6>();
-}
+families!(only_clients_of_the_source_ranges_begin_a_flow = source_ranges());
 
 /// Clients of one moment, and connections of one client, are spread over the endpoints.
 fn many_endpoints<F: Net>() {
@@ -344,11 +308,7 @@ fn many_endpoints<F: Net>() {
     assert!(connections.iter().all(|number| (20..=80).contains(number)), "{connections:?}");
 }
 
-#[test]
-fn connections_are_spread_over_the_endpoints() {
-    many_endpoints::<V4>();
-    many_endpoints::<V6>();
-}
+families!(connections_are_spread_over_the_endpoints = many_endpoints());
 
 /// A client sends from one port; each time, its last flow has expired.
 fn one_port<F: Net>() {
@@ -370,11 +330,7 @@ fn one_port<F: Net>() {
     assert!(used > 3, "{used}");
 }
 
-#[test]
-fn flows_from_one_port_are_spread_over_the_endpoints() {
-    one_port::<V4>();
-    one_port::<V6>();
-}
+families!(flows_from_one_port_are_spread_over_the_endpoints = one_port());
 
 /// A client stays with its endpoint for a time; the SYN of a connection that exists changes nothing.
 fn session_affinity<F: Net>() {
@@ -412,8 +368,4 @@ fn session_affinity<F: Net>() {
     assert!(later.contains(&true) && later.contains(&false), "the time is over");
 }
 
-#[test]
-fn a_client_stays_with_its_endpoint() {
-    session_affinity::<V4>();
-    session_affinity::<V6>();
-}
+families!(a_client_stays_with_its_endpoint = session_affinity());

@@ -52,13 +52,10 @@ fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     passes(Hook::Ingress, UPLINK, packet::<F>(far, own, Shape { flags: 2, ..shape }));
 }
 
-#[test]
-fn the_nodes_own_connections_may_have_the_port_of_a_frontend() {
-    a_port_that_a_frontend_has::<V4>(SYN, SYN_ACK);
-    a_port_that_a_frontend_has::<V6>(SYN, SYN_ACK);
-    a_port_that_a_frontend_has::<V4>(UDP, UDP);
-    a_port_that_a_frontend_has::<V6>(UDP, UDP);
-}
+families!(
+    the_nodes_own_connections_may_have_the_port_of_a_frontend = a_port_that_a_frontend_has(SYN, SYN_ACK),
+    a_port_that_a_frontend_has(UDP, UDP)
+);
 
 /// The node's own side closes the connection, and uses the ports again.
 fn ports_that_are_used_again<F: Net>() {
@@ -85,11 +82,7 @@ fn ports_that_are_used_again<F: Net>() {
     assert_eq!(skb.wire(), packet::<F>(far, backend::<F>(), SYN));
 }
 
-#[test]
-fn ports_of_the_nodes_own_connections_are_used_again() {
-    ports_that_are_used_again::<V4>();
-    ports_that_are_used_again::<V6>();
-}
+families!(ports_of_the_nodes_own_connections_are_used_again = ports_that_are_used_again());
 
 /// Other rules begin connections by now: one of them may have the source port of a closed flow.
 fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
@@ -128,13 +121,11 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     assert_eq!(maps.stats_of(1).reply_packets, last + 1);
 }
 
-#[test]
-fn closed_flow_yields_to_a_connection_of_other_rules() {
-    a_closed_flow_yields::<V4>(BACKEND_LOCAL, Hook::Egress, POD);
-    a_closed_flow_yields::<V6>(BACKEND_LOCAL, Hook::Egress, POD);
-    a_closed_flow_yields::<V4>(0, Hook::Ingress, UPLINK);
-    a_closed_flow_yields::<V6>(0, Hook::Ingress, UPLINK);
-}
+families!(
+    closed_flow_yields_to_a_connection_of_other_rules =
+        a_closed_flow_yields(BACKEND_LOCAL, Hook::Egress, POD),
+    a_closed_flow_yields(0, Hook::Ingress, UPLINK)
+);
 
 /// A client connects directly to an endpoint, from the source port of one of its connections through the Service.
 fn direct_connections_time_out<F: Net>() {
@@ -157,11 +148,9 @@ fn direct_connections_time_out<F: Net>() {
     assert!(!is_looked_up());
 }
 
-#[test]
-fn segments_to_endpoints_are_looked_up_while_there_are_direct_connections() {
-    direct_connections_time_out::<V4>();
-    direct_connections_time_out::<V6>();
-}
+families!(
+    segments_to_endpoints_are_looked_up_while_there_are_direct_connections = direct_connections_time_out()
+);
 
 /// The stage of an egress packet. A second stage after the first costs more, and the packet does not show it.
 fn the_stage_of_what_leaves<F: Net>() {
@@ -203,8 +192,4 @@ fn the_stage_of_what_leaves<F: Net>() {
     assert_eq!(made(at(forwarded, far), false), Step::Established);
 }
 
-#[test]
-fn packet_at_egress_is_dispatched_to_its_stage() {
-    the_stage_of_what_leaves::<V4>();
-    the_stage_of_what_leaves::<V6>();
-}
+families!(packet_at_egress_is_dispatched_to_its_stage = the_stage_of_what_leaves());

@@ -86,11 +86,7 @@ fn an_index_that_grows<F: Net>() {
     assert_eq!(skb.wire(), packet::<F>(last, backend, DATA));
 }
 
-#[test]
-fn every_flow_is_found_while_the_index_grows() {
-    an_index_that_grows::<V4>();
-    an_index_that_grows::<V6>();
-}
+families!(every_flow_is_found_while_the_index_grows = an_index_that_grows());
 
 /// Sends a packet of the client at an uplink.
 fn forwards<F: Net>(maps: HostMaps<F>, shape: Shape) {
@@ -125,11 +121,7 @@ fn a_removed_forward_key<F: Net>() {
     assert_eq!((flows.len(), waits.source_port, waits.positions[0]), (2, ended.source_port, NO_POSITION));
 }
 
-#[test]
-fn flow_whose_port_is_in_quarantine_stores_no_position_of_its_forward_key() {
-    a_removed_forward_key::<V4>();
-    a_removed_forward_key::<V6>();
-}
+families!(flow_whose_port_is_in_quarantine_stores_no_position_of_its_forward_key = a_removed_forward_key());
 
 /// A connection with SNAT has ended, and its source port is in quarantine. The index grows, and the flow's forward key has two
 /// places when the client connects from the same port again.
@@ -155,17 +147,9 @@ fn a_port_in_quarantine<F: Net>() {
     assert!(!is_closed(begun.bits()), "{:#x}", begun.bits());
 }
 
-#[test]
-fn port_in_quarantine_is_reused_during_index_growth() {
-    a_port_in_quarantine::<V4>();
-    a_port_in_quarantine::<V6>();
-}
+families!(port_in_quarantine_is_reused_during_index_growth = a_port_in_quarantine());
 
-#[test]
-fn keys_use_either_bucket_until_both_are_full() {
-    an_index_without_room::<V4>();
-    an_index_without_room::<V6>();
-}
+families!(keys_use_either_bucket_until_both_are_full = an_index_without_room());
 
 fn a_table_of_assured_flows<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -185,11 +169,7 @@ fn a_table_of_assured_flows<F: Net>() {
     }
 }
 
-#[test]
-fn assured_flows_keep_their_entries() {
-    a_table_of_assured_flows::<V4>();
-    a_table_of_assured_flows::<V6>();
-}
+families!(assured_flows_keep_their_entries = a_table_of_assured_flows());
 
 /// A client completes handshakes, and ignores the FIN of the backend.
 fn a_table_of_half_closed_flows<F: Net>() {
@@ -219,11 +199,7 @@ fn a_table_of_half_closed_flows<F: Net>() {
     }
 }
 
-#[test]
-fn half_closed_flows_yield_after_a_minute() {
-    a_table_of_half_closed_flows::<V4>();
-    a_table_of_half_closed_flows::<V6>();
-}
+families!(half_closed_flows_yield_after_a_minute = a_table_of_half_closed_flows());
 
 /// Half-closed flows have all source ports of SNAT.
 fn source_ports_of_half_closed_flows<F: Net>() {
@@ -248,11 +224,7 @@ fn source_ports_of_half_closed_flows<F: Net>() {
     assert_eq!([3, 4, 5].map(opens), [true, true, false]);
 }
 
-#[test]
-fn half_closed_flows_give_up_their_source_ports() {
-    source_ports_of_half_closed_flows::<V4>();
-    source_ports_of_half_closed_flows::<V6>();
-}
+families!(half_closed_flows_give_up_their_source_ports = source_ports_of_half_closed_flows());
 
 /// Flows that are not assured have all source ports of SNAT. One of them has been silent for two seconds; the other one was seen
 /// now, or by another CPU one tick later.
@@ -306,11 +278,7 @@ fn few_source_ports<F: Net>() {
     assert_eq!(maps.count_of(Reason::SnatPortsExhausted), 2);
 }
 
-#[test]
-fn each_source_port_is_found_and_none_is_given_twice() {
-    few_source_ports::<V4>();
-    few_source_ports::<V6>();
-}
+families!(each_source_port_is_found_and_none_is_given_twice = few_source_ports());
 
 /// Removes the reply key of the only flow, as if a CPU had stopped between adding both keys.
 fn lose_reply_key<F: Net>(maps: HostMaps<F>) {
@@ -347,8 +315,4 @@ fn a_reply_key_that_is_lost<F: Net>() {
     assert_eq!((maps.stats_of(1).connections, maps.connections_to(7)), (1, 1));
 }
 
-#[test]
-fn a_flow_gets_the_key_of_its_replies_again() {
-    a_reply_key_that_is_lost::<V4>();
-    a_reply_key_that_is_lost::<V6>();
-}
+families!(a_flow_gets_the_key_of_its_replies_again = a_reply_key_that_is_lost());

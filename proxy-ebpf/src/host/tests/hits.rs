@@ -41,11 +41,7 @@ fn datagrams_in_fragments<F: Net>() {
     assert_eq!(run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&later)).0, DROP);
 }
 
-#[test]
-fn fragments_that_share_a_bit_of_the_prefilter_pass() {
-    datagrams_in_fragments::<V4>();
-    datagrams_in_fragments::<V6>();
-}
+families!(fragments_that_share_a_bit_of_the_prefilter_pass = datagrams_in_fragments());
 
 /// Every kind of whole packet, in both roles, at both hooks.
 fn whole_packets<F: Net>() {
@@ -69,8 +65,4 @@ fn whole_packets<F: Net>() {
     assert!(Reason::ALL.iter().all(|reason| maps.count_of(*reason) == 0));
 }
 
-#[test]
-fn packets_that_share_a_bit_of_the_prefilter_pass() {
-    whole_packets::<V4>();
-    whole_packets::<V6>();
-}
+families!(packets_that_share_a_bit_of_the_prefilter_pass = whole_packets());

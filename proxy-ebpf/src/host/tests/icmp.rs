@@ -110,11 +110,7 @@ fn a_forwarded_error<F: Errors>() {
     assert_eq!(maps.count_of(Reason::NoRoute), 1);
 }
 
-#[test]
-fn an_error_about_a_forwarded_packet_is_forwarded() {
-    a_forwarded_error::<V4>();
-    a_forwarded_error::<V6>();
-}
+families!(an_error_about_a_forwarded_packet_is_forwarded = a_forwarded_error());
 
 /// An error about a packet of a process of this node, from the endpoint or from a router.
 fn error_for_the_node<F: Errors>() {
@@ -130,11 +126,7 @@ fn error_for_the_node<F: Errors>() {
     }
 }
 
-#[test]
-fn error_for_a_process_of_the_node_keeps_its_source() {
-    error_for_the_node::<V4>();
-    error_for_the_node::<V6>();
-}
+families!(error_for_a_process_of_the_node_keeps_its_source = error_for_the_node());
 
 /// Packets that look like errors about a packet of a flow, and are none.
 fn no_errors<F: Errors>() {
@@ -184,11 +176,7 @@ fn as_later_fragment<F: Net>(mut ip: Vec<u8>) -> Vec<u8> {
     ip
 }
 
-#[test]
-fn other_icmp_packets_pass_unchanged() {
-    no_errors::<V4>();
-    no_errors::<V6>();
-}
+families!(other_icmp_packets_pass_unchanged = no_errors());
 
 /// Only "unreachable" about a SYN is a refusal.
 fn refusals_by_icmp<F: Errors>() {
@@ -228,11 +216,7 @@ fn refusals_by_icmp<F: Errors>() {
     }
 }
 
-#[test]
-fn only_unreachable_about_a_syn_is_a_refusal() {
-    refusals_by_icmp::<V4>();
-    refusals_by_icmp::<V6>();
-}
+families!(only_unreachable_about_a_syn_is_a_refusal = refusals_by_icmp());
 
 /// Pings an address. Returns the reply, and the device on which it leaves, or `None` if the request passes.
 fn ping<F: Errors>(
@@ -274,8 +258,4 @@ fn echo<F: Errors>() {
     assert!(maps.count_of(Reason::RejectLimited) > 0);
 }
 
-#[test]
-fn an_echo_request_to_an_address_of_a_service_is_answered_if_the_flag_is_set() {
-    echo::<V4>();
-    echo::<V6>();
-}
+families!(an_echo_request_to_an_address_of_a_service_is_answered_if_the_flag_is_set = echo());

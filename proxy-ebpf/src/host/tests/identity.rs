@@ -88,11 +88,7 @@ fn ports_of_a_bridge<F: Net>() {
     assert!(!is_left(maps, GUEST, &sent, PACKET_OTHERHOST));
 }
 
-#[test]
-fn a_bridges_own_frames_are_received_on_its_ports() {
-    ports_of_a_bridge::<V4>();
-    ports_of_a_bridge::<V6>();
-}
+families!(a_bridges_own_frames_are_received_on_its_ports = ports_of_a_bridge());
 
 #[test]
 fn xdp_processes_only_frames_to_its_own_mac() {
@@ -117,11 +113,7 @@ fn a_container_on_the_lan<F: Net>() {
     }
 }
 
-#[test]
-fn a_container_on_the_lan_is_not_the_node() {
-    a_container_on_the_lan::<V4>();
-    a_container_on_the_lan::<V6>();
-}
+families!(a_container_on_the_lan_is_not_the_node = a_container_on_the_lan());
 
 /// A pod sends a packet whose source is the node's address and a frontend's port, through the node to a client.
 #[test]
@@ -221,8 +213,6 @@ fn masquerade_all_leaves_local_endpoints_to_the_stack<F: Net>() {
     }
 }
 
-#[test]
-fn masquerade_all_keeps_clients_of_local_endpoints() {
-    masquerade_all_leaves_local_endpoints_to_the_stack::<V4>();
-    masquerade_all_leaves_local_endpoints_to_the_stack::<V6>();
-}
+families!(
+    masquerade_all_keeps_clients_of_local_endpoints = masquerade_all_leaves_local_endpoints_to_the_stack()
+);

@@ -70,11 +70,7 @@ fn forwarded<F: Net>() {
     }
 }
 
-#[test]
-fn a_forwarded_packet_obeys_a_policy_of_its_new_addresses() {
-    forwarded::<V4>();
-    forwarded::<V6>();
-}
+families!(a_forwarded_packet_obeys_a_policy_of_its_new_addresses = forwarded());
 
 fn answers<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -115,8 +111,4 @@ fn answers<F: Net>() {
     assert_eq!(maps.count_of(Reason::NoEndpoint), 1);
 }
 
-#[test]
-fn an_answer_of_a_local_endpoint_obeys_a_policy_of_the_frontend() {
-    answers::<V4>();
-    answers::<V6>();
-}
+families!(an_answer_of_a_local_endpoint_obeys_a_policy_of_the_frontend = answers());

@@ -1,5 +1,29 @@
 //! Runs whole packets through the pipeline, and compares them with packets that are built from scratch.
 
+/// A test that runs each case in both families.
+macro_rules! families {
+    ($name:ident = $($case:ident($($arg:expr),*)),+) => {
+        #[test]
+        fn $name() {
+            $($case::<V4>($($arg),*);
+            $case::<V6>($($arg),*);)+
+        }
+    };
+}
+
+/// A test that runs a case with every outer and inner family.
+macro_rules! mixed {
+    ($name:ident = $case:ident()) => {
+        #[test]
+        fn $name() {
+            $case::<V4, V4>();
+            $case::<V4, V6>();
+            $case::<V6, V4>();
+            $case::<V6, V6>();
+        }
+    };
+}
+
 mod build;
 mod devices;
 mod direct;
@@ -8,6 +32,7 @@ mod eject;
 mod established;
 mod first;
 mod foreign;
+mod forged;
 mod full;
 mod hits;
 mod icmp;
@@ -158,13 +183,10 @@ fn a_new_flow_and_a_known_one<F: Net>(shape: Shape, reply: Shape) {
     assert_eq!(keys, 2);
 }
 
-#[test]
-fn new_flows_and_known_ones_are_translated_both_ways() {
-    a_new_flow_and_a_known_one::<V4>(SYN, SYN_ACK);
-    a_new_flow_and_a_known_one::<V6>(SYN, SYN_ACK);
-    a_new_flow_and_a_known_one::<V4>(UDP, UDP);
-    a_new_flow_and_a_known_one::<V6>(UDP, UDP);
-}
+families!(
+    new_flows_and_known_ones_are_translated_both_ways = a_new_flow_and_a_known_one(SYN, SYN_ACK),
+    a_new_flow_and_a_known_one(UDP, UDP)
+);
 
 fn tcp_key<F: Net>(src: End<F>, dst: End<F>, direction: u8) -> FlowKey<F::Words> {
     FlowKey {
@@ -206,11 +228,7 @@ fn keys_side_by_side<F: Net>() {
     assert_eq!((maps.stats_of(1).connections, keys), (8, 16));
 }
 
-#[test]
-fn forward_and_reply_key_of_one_flow_do_not_conflict() {
-    keys_side_by_side::<V4>();
-    keys_side_by_side::<V6>();
-}
+families!(forward_and_reply_key_of_one_flow_do_not_conflict = keys_side_by_side());
 
 /// A packet whose checksum is still to be computed, a packet that is only partly readable, and a GSO packet.
 fn whatever_the_buffer_is_like<F: Net>() {
@@ -249,11 +267,7 @@ fn whatever_the_buffer_is_like<F: Net>() {
     }
 }
 
-#[test]
-fn checksums_are_right_whatever_the_buffer_is_like() {
-    whatever_the_buffer_is_like::<V4>();
-    whatever_the_buffer_is_like::<V6>();
-}
+families!(checksums_are_right_whatever_the_buffer_is_like = whatever_the_buffer_is_like());
 
 fn a_refusal<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -271,11 +285,7 @@ fn a_refusal<F: Net>() {
     assert_eq!(maps.take_events().len(), 1);
 }
 
-#[test]
-fn client_of_a_service_without_endpoints_is_refused() {
-    a_refusal::<V4>();
-    a_refusal::<V6>();
-}
+families!(client_of_a_service_without_endpoints_is_refused = a_refusal());
 
 /// A connection to a removed endpoint, with the removal policy `reset`.
 fn a_reset<F: Net>() {
@@ -354,11 +364,7 @@ fn a_reset<F: Net>() {
     assert_eq!(maps.count_of(Reason::EndpointLeft), 2);
 }
 
-#[test]
-fn client_of_a_removed_endpoint_is_reset_with_removal_policy_reset() {
-    a_reset::<V4>();
-    a_reset::<V6>();
-}
+families!(client_of_a_removed_endpoint_is_reset_with_removal_policy_reset = a_reset());
 
 fn an_icmp_error<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -371,11 +377,7 @@ fn an_icmp_error<F: Net>() {
     assert_eq!(skb.wire(), unreachable::<F>(frontend.0, client.0, (64, 0), &sent(frontend)));
 }
 
-#[test]
-fn an_error_quotes_what_its_receiver_has_sent() {
-    an_icmp_error::<V4>();
-    an_icmp_error::<V6>();
-}
+families!(an_error_quotes_what_its_receiver_has_sent = an_icmp_error());
 
 fn snat_there_and_back<F: Net>(shape: Shape, reply: Shape) {
     let maps = maps::<F>(0);
@@ -414,13 +416,10 @@ fn snat_there_and_back<F: Net>(shape: Shape, reply: Shape) {
     assert_eq!((verdict, maps.count_of(Reason::NoRoute)), (DROP, 1));
 }
 
-#[test]
-fn forwarded_packets_come_back_under_the_nodes_address() {
-    snat_there_and_back::<V4>(SYN, SYN_ACK);
-    snat_there_and_back::<V6>(SYN, SYN_ACK);
-    snat_there_and_back::<V4>(UDP, UDP);
-    snat_there_and_back::<V6>(UDP, UDP);
-}
+families!(
+    forwarded_packets_come_back_under_the_nodes_address = snat_there_and_back(SYN, SYN_ACK),
+    snat_there_and_back(UDP, UDP)
+);
 
 #[test]
 fn packets_pass_unchanged_with_cleared_maps() {
@@ -466,10 +465,7 @@ fn a_port_that_two_have<F: Net>(shape: Shape, reply: Shape) {
     assert_eq!(maps.stats_of(1).reply_packets, 1);
 }
 
-#[test]
-fn connection_of_netfilter_gets_another_port_than_an_existing_flow() {
-    a_port_that_two_have::<V4>(SYN, SYN_ACK);
-    a_port_that_two_have::<V6>(SYN, SYN_ACK);
-    a_port_that_two_have::<V4>(UDP, UDP);
-    a_port_that_two_have::<V6>(UDP, UDP);
-}
+families!(
+    connection_of_netfilter_gets_another_port_than_an_existing_flow = a_port_that_two_have(SYN, SYN_ACK),
+    a_port_that_two_have(UDP, UDP)
+);

@@ -35,11 +35,7 @@ fn moves<F: Net>() {
     becomes(SYN, SYN);
 }
 
-#[test]
-fn request_on_a_moving_connection_resets_both_ends() {
-    moves::<V4>();
-    moves::<V6>();
-}
+families!(request_on_a_moving_connection_resets_both_ends = moves());
 
 fn again<F: Net>(flags: Option<u8>) {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -89,8 +85,4 @@ fn unfinished<F: Net>() {
     assert_eq!(skb.wire(), packet::<F>(client, backend, Shape { flags: 0x14, ..DATA }));
 }
 
-#[test]
-fn partial_checksum_of_a_moving_request_stays_partial() {
-    unfinished::<V4>();
-    unfinished::<V6>();
-}
+families!(partial_checksum_of_a_moving_request_stays_partial = unfinished());

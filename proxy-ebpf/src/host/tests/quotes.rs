@@ -53,11 +53,32 @@ fn how_much_is_quoted<F: Net>() {
     assert_eq!(refused::<F>(&init).len(), init.len());
 }
 
-#[test]
-fn an_answer_quotes_the_packet_or_its_beginning() {
-    how_much_is_quoted::<V4>();
-    how_much_is_quoted::<V6>();
+families!(an_answer_quotes_the_packet_or_its_beginning = how_much_is_quoted());
+
+/// The device is to complete the packet's checksum.
+fn incomplete<F: Net>() {
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    for (length, quoted) in [(300, 300), (1400, QUOTE)] {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        let entry = ServiceEntry { id: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+        maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_UDP), entry);
+        let whole = datagram::<F>(length);
+        let pseudo = F::pseudo(&client.0, &frontend.0, PROTO_UDP, length - F::HEADER);
+        let mut sent = whole.clone();
+        let check = !build::checksum(&[&pseudo]);
+        sent[F::HEADER + 6..F::HEADER + 8].copy_from_slice(&check.to_be_bytes());
+        let start = build::ETHERNET + F::HEADER;
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, &build::ethernet::<F>(&sent), |skb| {
+            skb.checksum = ChecksumState::Partial { start, offset: 6 };
+        });
+        assert_eq!(verdict, REDIRECT);
+        // The kernel completes the checksum in a whole quote, and no other one.
+        let quote = if quoted == length { &whole } else { &sent[..quoted] };
+        assert_eq!(ip(&skb), answer::<F>(F::UNREACHABLE, 0, frontend.0, client.0, quote));
+    }
 }
+
+families!(answer_to_a_packet_without_checksum_is_complete = incomplete());
 
 /// The checksum of a first fragment covers bytes that are not in it.
 fn a_first_fragment() {
@@ -97,8 +118,4 @@ fn too_big<F: Net>() {
     }
 }
 
-#[test]
-fn client_gets_packet_too_big_with_the_mtu() {
-    too_big::<V4>();
-    too_big::<V6>();
-}
+families!(client_gets_packet_too_big_with_the_mtu = too_big());

@@ -148,11 +148,7 @@ fn a_port_in_use<F: Net>() {
     assert_ne!(sends(direct, backend), direct, "the answers are those of the first direct flow");
 }
 
-#[test]
-fn a_port_of_an_open_direct_flow_is_translated_again() {
-    a_port_in_use::<V4>();
-    a_port_in_use::<V6>();
-}
+families!(a_port_of_an_open_direct_flow_is_translated_again = a_port_in_use());
 
 /// No program has seen the SYN of the direct connection, which began after the flow was closed.
 fn replies_to_a_closed_flow<F: Net>(end: Shape) {
@@ -196,11 +192,7 @@ fn a_port_of_an_older_connection<F: Net>() {
     younger.exchanges();
 }
 
-#[test]
-fn translated_port_of_an_older_connection_stays_with_it() {
-    a_port_of_an_older_connection::<V4>();
-    a_port_of_an_older_connection::<V6>();
-}
+families!(translated_port_of_an_older_connection_stays_with_it = a_port_of_an_older_connection());
 
 /// Two connections from one port have ended, one through the Service and a direct one, whose flow still exists. The socket of the
 /// first one at the endpoint is in `TIME_WAIT`, and answers the SYN of a third connection with an ACK of the first.
@@ -218,11 +210,7 @@ fn a_socket_in_time_wait<F: Net>() {
     assert_eq!(Connection::open(maps, A, younger.dst, [5 << 24, 60 << 24]).seen, A);
 }
 
-#[test]
-fn an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset() {
-    a_socket_in_time_wait::<V4>();
-    a_socket_in_time_wait::<V6>();
-}
+families!(an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset = a_socket_in_time_wait());
 
 /// The endpoint has closed a direct connection, which no program has seen, and its socket is in `TIME_WAIT`. The client connects to
 /// the Service from the same port: the endpoint answers the SYN with an ACK of the first connection.
@@ -237,11 +225,7 @@ fn a_direct_connection_in_time_wait<F: Net>() {
     again.close(FIN);
 }
 
-#[test]
-fn ack_of_an_older_direct_connection_reaches_the_client() {
-    a_direct_connection_in_time_wait::<V4>();
-    a_direct_connection_in_time_wait::<V6>();
-}
+families!(ack_of_an_older_direct_connection_reaches_the_client = a_direct_connection_in_time_wait());
 
 /// A connection through the Service has ended, and its socket at the endpoint is in `TIME_WAIT`. The client connects from that
 /// port to `dst`: the numbers of this connection do not follow those of the first, so the endpoint would not accept its SYN.
@@ -353,11 +337,7 @@ fn a_forged_reset_and_syn<F: Net>() {
     }
 }
 
-#[test]
-fn forged_reset_and_syn_end_no_connection() {
-    a_forged_reset_and_syn::<V4>();
-    a_forged_reset_and_syn::<V6>();
-}
+families!(forged_reset_and_syn_end_no_connection = a_forged_reset_and_syn());
 
 /// The client itself has reset its connection, and connects from the same port at once.
 fn a_port_that_was_reset<F: Net>() {
@@ -376,8 +356,4 @@ fn a_port_that_was_reset<F: Net>() {
     assert_ne!(ends_after(maps, &packet::<F>(client, frontend, SYN)), seen);
 }
 
-#[test]
-fn port_of_a_reset_connection_is_served() {
-    a_port_that_was_reset::<V4>();
-    a_port_that_was_reset::<V6>();
-}
+families!(port_of_a_reset_connection_is_served = a_port_that_was_reset());

@@ -47,13 +47,10 @@ fn of_the_device<F: Net>(shape: Shape, reply: Shape) {
     }
 }
 
-#[test]
-fn snat_uses_the_address_of_the_device_where_packets_leave() {
-    of_the_device::<V4>(SYN, SYN_ACK);
-    of_the_device::<V6>(SYN, SYN_ACK);
-    of_the_device::<V4>(UDP, UDP);
-    of_the_device::<V6>(UDP, UDP);
-}
+families!(
+    snat_uses_the_address_of_the_device_where_packets_leave = of_the_device(SYN, SYN_ACK),
+    of_the_device(UDP, UDP)
+);
 
 fn replies<F: Net>(has_rules: bool) {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -146,11 +143,7 @@ fn marks<F: Net>() {
     }
 }
 
-#[test]
-fn packets_of_clients_outside_are_marked_for_netfilter() {
-    marks::<V4>();
-    marks::<V6>();
-}
+families!(packets_of_clients_outside_are_marked_for_netfilter = marks());
 
 /// A packet without "don't fragment" that is too long for the next link.
 #[test]

@@ -74,8 +74,4 @@ fn more_than_a_header_tells<F: Net>() {
     assert_eq!((verdict, skb.as_slice().to_vec()), (NEXT, expected));
 }
 
-#[test]
-fn an_unfinished_checksum_of_segments_stays_one() {
-    more_than_a_header_tells::<V4>();
-    more_than_a_header_tells::<V6>();
-}
+families!(an_unfinished_checksum_of_segments_stays_one = more_than_a_header_tells());

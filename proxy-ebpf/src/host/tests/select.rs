@@ -1,5 +1,7 @@
 //! Tests of the selection that packets cannot show.
 
+use std::collections::BTreeSet;
+
 use proxy_common::backend::BACKEND_GONE;
 use proxy_common::connections::PARTS;
 use proxy_common::health::{Failure, NO_CLIENT};
@@ -8,6 +10,7 @@ use proxy_common::service::KIND_UNMANAGED;
 
 use super::*;
 use crate::context::PacketCtx;
+use crate::host::maps::at;
 use crate::select::{affinity, backend, health, load, lookup};
 
 fn one_endpoint() -> ServiceEntry {
@@ -31,11 +34,7 @@ fn selection_of_a_socket<F: Net>() {
     assert!(lookup::frontend(maps, addr, port, PROTO_TCP, false, 0).is_none());
 }
 
-#[test]
-fn a_socket_finds_a_frontend_and_an_endpoint() {
-    selection_of_a_socket::<V4>();
-    selection_of_a_socket::<V6>();
-}
+families!(a_socket_finds_a_frontend_and_an_endpoint = selection_of_a_socket());
 
 fn replaced_entry<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -48,11 +47,7 @@ fn replaced_entry<F: Net>() {
     assert_eq!(lookup::why_nothing(maps, addr), Reason::UnmanagedAddress);
 }
 
-#[test]
-fn entry_that_is_replaced_during_lookup_is_found() {
-    replaced_entry::<V4>();
-    replaced_entry::<V6>();
-}
+families!(entry_that_is_replaced_during_lookup_is_found = replaced_entry());
 
 #[test]
 fn the_load_of_an_endpoint_that_left_does_not_count() {
@@ -125,6 +120,39 @@ fn affinity_write_error_is_reported() {
     assert!(!affinity::write(None, 7, time, |_| Err(-12)));
     assert!(affinity::write(None, 7, time, |_| Ok(())));
 }
+
+/// Nothing is kept: the table of affinities is full.
+fn affinity_lost<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let other = F::addr(3);
+    add_endpoint(maps, 20, (other, 8080), PROTO_TCP);
+    maps.set_slots(30, &[7, 20]);
+    let (addr, port) = frontend::<F>();
+    let entry = ServiceEntry { affinity_secs: 10, slot_base: 30, slot_count: 2, ..one_endpoint() };
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    // The begin of a span.
+    maps.advance(10 * HZ - maps.time().unwrap().now % (10 * HZ));
+    let mut first = BTreeSet::new();
+    for number in 100..120 {
+        let mut seen = BTreeSet::new();
+        for client_port in 1..=30 {
+            at!(maps, affinity).clear();
+            let client = (F::addr(number), client_port);
+            let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, (addr, port), SYN));
+            seen.insert(skb.wire() == packet::<F>(client, (other, 8080), SYN));
+            // After a time that the affinity lasts, a client may get another endpoint.
+            if client_port == 15 {
+                assert_eq!(seen.len(), 1, "client {number}");
+                maps.advance(10 * HZ);
+                first.append(&mut seen);
+            }
+        }
+        assert_eq!(seen.len(), 1, "client {number}");
+    }
+    assert_eq!(first.len(), 2, "all clients have one endpoint");
+}
+
+families!(client_without_affinity_entry_stays = affinity_lost());
 
 /// Open connections are counted from the first packet on, however it is forwarded.
 #[test]

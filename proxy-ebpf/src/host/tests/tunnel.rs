@@ -200,7 +200,7 @@ fn a_packet_is_encapsulated_four_times_at_most() {
 }
 
 /// Writes a Maglev table whose entries all are one endpoint.
-fn write_table(maps: HostMaps<V4>, base: u32, id: u32) {
+pub(super) fn write_table(maps: HostMaps<V4>, base: u32, id: u32) {
     maps.set_maglev(base, &[maglev::shape(8, 1), 0, 0, u64::from(id), 0]);
 }
 

@@ -65,13 +65,7 @@ fn a_connection<O: Side, I: Side>() {
     assert_eq!((live(maps).len(), maps.stats_of(1).connections), (1, 2));
 }
 
-#[test]
-fn xdp_encapsulates_packets_to_other_nodes() {
-    a_connection::<V4, V4>();
-    a_connection::<V4, V6>();
-    a_connection::<V6, V4>();
-    a_connection::<V6, V6>();
-}
+mixed!(xdp_encapsulates_packets_to_other_nodes = a_connection());
 
 /// A next hop is probed by the kernel only if the kernel sends to it now and then.
 fn some_pass<O: Side, I: Side>() {
@@ -164,13 +158,7 @@ fn arrives<O: Side, I: Side>() {
     }
 }
 
-#[test]
-fn xdp_removes_the_outer_header_and_tc_delivers() {
-    arrives::<V4, V4>();
-    arrives::<V4, V6>();
-    arrives::<V6, V4>();
-    arrives::<V6, V6>();
-}
+mixed!(xdp_removes_the_outer_header_and_tc_delivers = arrives());
 
 fn what_tc_has_to_take_out<O: Side, I: Side>() {
     let is_left = |both: Both, bytes: &[u8], edit: Edit| {
@@ -214,13 +202,7 @@ fn what_tc_has_to_take_out<O: Side, I: Side>() {
     assert!(is_left(here, &other, |_| {}));
 }
 
-#[test]
-fn undecapsulated_packet_passes_unchanged() {
-    what_tc_has_to_take_out::<V4, V4>();
-    what_tc_has_to_take_out::<V4, V6>();
-    what_tc_has_to_take_out::<V6, V4>();
-    what_tc_has_to_take_out::<V6, V6>();
-}
+mixed!(undecapsulated_packet_passes_unchanged = what_tc_has_to_take_out());
 
 #[test]
 fn note_of_another_program_is_not_believed() {

@@ -1,12 +1,16 @@
 //! More new connections to other nodes (DSR) than a CPU keeps entries for.
 
 use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
+use proxy_common::health::Failure;
+use proxy_common::maglev;
 use proxy_common::select::{Algorithm, tunnel_tag};
+use proxy_common::service::SERVICE_EJECTS;
 
 use super::early::run_at;
-use super::tunnel::{NUMBER, dsr_service};
+use super::tunnel::{NUMBER, dsr_service, write_table};
 use super::tunnel_families::{Side, around, both, other_node};
 use super::*;
+use crate::env::{Health as _, Services as _};
 
 const FIN: Shape = Shape { flags: 0x11, ..SYN };
 const RST: Shape = Shape { flags: 0x04, ..SYN };
@@ -103,6 +107,29 @@ fn connection_without_an_entry_goes_on_and_gets_one_after_the_flood() {
     leaves::<V4, V4>(maps, 3, DATA, 128);
     assert_eq!((live(maps).len(), bypassed()), (3, 2));
     assert!(leaves::<V4, V4>(maps, 3, DATA, 128));
+}
+
+/// The client's next segments lead to the endpoint of the table.
+#[test]
+fn connection_past_an_ejected_endpoint_keeps_an_entry() {
+    const OTHER: u32 = 20;
+    let maps = limited::<V4, V4>(by_table());
+    let (addr, port) = frontend::<V4>();
+    let flags = by_table().flags | SERVICE_EJECTS;
+    let entry = ServiceEntry { flags, slot_base: 30, slot_count: 2, ..by_table() };
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    let other = BackendEntry { addr: V4::addr(3), ..*maps.backend(7).unwrap() };
+    maps.set_backend(OTHER, other);
+    maps.set_slots(30, &[7, OTHER]);
+    write_table(maps, 8, 7);
+    maps.set_maglev_index(maglev::index(1, false), &[8]);
+    let refused = |client| maps.note_failure(7, client, Failure::Refusal as u32);
+    assert_eq!((refused(5), refused(6)), (0, 1));
+    for port in 1..=5 {
+        let bytes = packet::<V4>((client::<V4>().0, port), frontend::<V4>(), SYN);
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, REDIRECT);
+    }
+    assert_eq!((live(maps).len(), maps.count_of(Reason::FlowBypassed)), (5, 0));
 }
 
 #[test]

@@ -29,11 +29,7 @@ fn stays<F: Net>() {
     assert_eq!(maps.stats_of(1).connections, 12);
 }
 
-#[test]
-fn namespace_keeps_its_endpoint_within_the_timeout() {
-    stays::<V4>();
-    stays::<V6>();
-}
+families!(namespace_keeps_its_endpoint_within_the_timeout = stays());
 
 fn expires<F: Net>() {
     let maps = socket_maps::<F>();
@@ -45,11 +41,7 @@ fn expires<F: Net>() {
     assert_ne!(reached(maps, POD_A), first, "the next in turn");
 }
 
-#[test]
-fn namespace_gets_another_endpoint_after_the_timeout() {
-    expires::<V4>();
-    expires::<V6>();
-}
+families!(namespace_gets_another_endpoint_after_the_timeout = expires());
 
 fn removed<F: Net>() {
     let maps = socket_maps::<F>();
@@ -64,11 +56,7 @@ fn removed<F: Net>() {
     assert_eq!(reached(maps, POD_A), second, "it stays with its new endpoint");
 }
 
-#[test]
-fn namespace_moves_when_its_endpoint_is_removed() {
-    removed::<V4>();
-    removed::<V6>();
-}
+families!(namespace_moves_when_its_endpoint_is_removed = removed());
 
 fn datagrams<F: Net>() {
     let maps = socket_maps::<F>();
@@ -79,11 +67,7 @@ fn datagrams<F: Net>() {
     assert_ne!(send_from(POD_B), first);
 }
 
-#[test]
-fn datagrams_of_a_namespace_keep_the_endpoint() {
-    datagrams::<V4>();
-    datagrams::<V6>();
-}
+families!(datagrams_of_a_namespace_keep_the_endpoint = datagrams());
 
 /// Both families have one table, by the id of the Service port.
 fn empty<F: Net>() {
@@ -95,11 +79,7 @@ fn empty<F: Net>() {
     assert_eq!(connect(maps, &socket, frontend::<F>()), Err(ECONNREFUSED));
 }
 
-#[test]
-fn namespace_is_refused_if_no_endpoint_is_left() {
-    empty::<V4>();
-    empty::<V6>();
-}
+families!(namespace_is_refused_if_no_endpoint_is_left = empty());
 
 fn refused<F: Net>() {
     for (answered, refuses, moves) in [(true, true, true), (false, true, false), (true, false, false)] {
@@ -120,8 +100,4 @@ fn refused<F: Net>() {
     }
 }
 
-#[test]
-fn affinity_moves_after_refusal_if_another_endpoint_answers() {
-    refused::<V4>();
-    refused::<V6>();
-}
+families!(affinity_moves_after_refusal_if_another_endpoint_answers = refused());

@@ -20,11 +20,7 @@ fn by_cgroup<F: Net>() {
     assert!(pod(&[50, 51, 52, 53, 54, 55, 56, PODS]));
 }
 
-#[test]
-fn process_four_cgroup_levels_below_pods_is_a_pod() {
-    by_cgroup::<V4>();
-    by_cgroup::<V6>();
-}
+families!(process_four_cgroup_levels_below_pods_is_a_pod = by_cgroup());
 
 fn set_ranges<F: Net>(maps: HostMaps<F>, numbers: &[u8]) {
     maps.edit_config(|config| {
@@ -61,11 +57,7 @@ fn by_namespace<F: Net>() {
     assert!(!is_translated(NODE), "the node's own namespace was not learned");
 }
 
-#[test]
-fn namespace_with_pod_source_address_is_a_pod() {
-    by_namespace::<V4>();
-    by_namespace::<V6>();
-}
+families!(namespace_with_pod_source_address_is_a_pod = by_namespace());
 
 fn known_by_cgroup<F: Net>() {
     let maps = socket_maps::<F>();
@@ -80,8 +72,4 @@ fn known_by_cgroup<F: Net>() {
     assert_eq!(connect(maps, &socket, frontend::<F>()), Ok(frontend::<F>()), "it was not learned");
 }
 
-#[test]
-fn namespace_is_not_learned_where_the_cgroup_of_pods_is_known() {
-    known_by_cgroup::<V4>();
-    known_by_cgroup::<V6>();
-}
+families!(namespace_is_not_learned_where_the_cgroup_of_pods_is_known = known_by_cgroup());

@@ -38,11 +38,7 @@ fn removed_long_ago<F: Net>() {
     assert_eq!(peer_name(maps, &socket, endpoint::<F>(77)), endpoint::<F>(77));
 }
 
-#[test]
-fn getpeername_is_frontend_without_prefilter_bit() {
-    removed_long_ago::<V4>();
-    removed_long_ago::<V6>();
-}
+families!(getpeername_is_frontend_without_prefilter_bit = removed_long_ago());
 
 fn other_addresses<F: Net>() {
     let maps = socket_maps::<F>();
@@ -57,11 +53,7 @@ fn other_addresses<F: Net>() {
     assert_eq!((maps.stats_of(1).connections, maps.take_events().len()), (0, 0));
 }
 
-#[test]
-fn connect_to_any_other_address_stays_as_it_is() {
-    other_addresses::<V4>();
-    other_addresses::<V6>();
-}
+families!(connect_to_any_other_address_stays_as_it_is = other_addresses());
 
 fn foreign_namespace<F: Net>() {
     let maps = socket_maps::<F>();
@@ -73,11 +65,7 @@ fn foreign_namespace<F: Net>() {
     assert_eq!(maps.stats_of(1).connections, 0);
 }
 
-#[test]
-fn connect_of_a_namespace_that_is_no_pods_is_left_to_the_packets() {
-    foreign_namespace::<V4>();
-    foreign_namespace::<V6>();
-}
+families!(connect_of_a_namespace_that_is_no_pods_is_left_to_the_packets = foreign_namespace());
 
 fn add_node_port<F: Net>(maps: HostMaps<F>, addrs: &[F::Words]) {
     let entry = ServiceEntry { kind: KIND_NODE_PORT, ..CLUSTER };
@@ -153,11 +141,7 @@ fn load_balancer<F: Net>() {
     assert_eq!(connect(maps, &socket, address), Ok(address));
 }
 
-#[test]
-fn connect_to_a_load_balancer_address_gets_the_endpoints_of_clients_inside() {
-    load_balancer::<V4>();
-    load_balancer::<V6>();
-}
+families!(connect_to_a_load_balancer_address_gets_the_endpoints_of_clients_inside = load_balancer());
 
 fn again<F: Net>(proto: u8) {
     let maps = socket_maps::<F>();
@@ -204,11 +188,10 @@ fn named_again<F: Net>() {
     assert_eq!(maps.stats_of(1).connections, 1);
 }
 
-#[test]
-fn send_of_a_connected_socket_to_its_own_peer_is_translated_and_to_another_service_is_left_to_the_packets() {
-    named_again::<V4>();
-    named_again::<V6>();
-}
+families!(
+    send_of_a_connected_socket_to_its_own_peer_is_translated_and_to_another_service_is_left_to_the_packets =
+        named_again()
+);
 
 /// An IPv6 socket that is connected to an IPv4 address passes the hook of sendmsg(2) with its peer's address if it sends without an
 /// address.
@@ -227,11 +210,7 @@ fn sends_to_its_peer<F: Net>() {
     }
 }
 
-#[test]
-fn connected_socket_sending_to_peer_sees_connected_address() {
-    sends_to_its_peer::<V4>();
-    sends_to_its_peer::<V6>();
-}
+families!(connected_socket_sending_to_peer_sees_connected_address = sends_to_its_peer());
 
 fn without_memory<F: Net>() {
     let maps = socket_maps::<F>();
@@ -249,11 +228,7 @@ fn without_memory<F: Net>() {
     assert_eq!((seen(maps, &first, backend), maps.sockets().len()), (backend, 0));
 }
 
-#[test]
-fn connect_without_memory_for_storage_stores_the_peer_in_the_sockets_map() {
-    without_memory::<V4>();
-    without_memory::<V6>();
-}
+families!(connect_without_memory_for_storage_stores_the_peer_in_the_sockets_map = without_memory());
 
 fn counted<F: Net>() {
     let entry = ServiceEntry { algorithm: Algorithm::LeastConnections as u8, ..CLUSTER };
@@ -290,17 +265,9 @@ fn counted_until_connect<F: Net>() {
     }
 }
 
-#[test]
-fn open_connection_is_counted_until_a_connect_to_any_other_address() {
-    counted_until_connect::<V4>();
-    counted_until_connect::<V6>();
-}
+families!(open_connection_is_counted_until_a_connect_to_any_other_address = counted_until_connect());
 
-#[test]
-fn open_connection_is_counted_until_close_or_the_next_connect() {
-    counted::<V4>();
-    counted::<V6>();
-}
+families!(open_connection_is_counted_until_close_or_the_next_connect = counted());
 
 fn takes_turns<F: Net>() {
     let maps = socket_maps::<F>();
@@ -314,8 +281,4 @@ fn takes_turns<F: Net>() {
     assert_eq!((sorted, second), (THREE.to_vec(), first));
 }
 
-#[test]
-fn connections_of_a_round_robin_service_take_turns() {
-    takes_turns::<V4>();
-    takes_turns::<V6>();
-}
+families!(connections_of_a_round_robin_service_take_turns = takes_turns());

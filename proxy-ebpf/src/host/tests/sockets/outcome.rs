@@ -72,11 +72,7 @@ fn refused<F: Net>() {
     }
 }
 
-#[test]
-fn client_skips_an_endpoint_that_has_refused_its_connection() {
-    refused::<V4>();
-    refused::<V6>();
-}
+families!(client_skips_an_endpoint_that_has_refused_its_connection = refused());
 
 fn ejected<F: Net>() {
     for (netns, ejects) in [(NODE, true), (POD_A, false)] {
@@ -92,11 +88,10 @@ fn ejected<F: Net>() {
     }
 }
 
-#[test]
-fn endpoint_that_refuses_a_packet_client_and_the_node_is_ejected_and_a_pods_refusal_does_not_count() {
-    ejected::<V4>();
-    ejected::<V6>();
-}
+families!(
+    endpoint_that_refuses_a_packet_client_and_the_node_is_ejected_and_a_pods_refusal_does_not_count =
+        ejected()
+);
 
 fn closed_by_the_application<F: Net>() {
     let maps = ejecting::<F>();
@@ -107,11 +102,7 @@ fn closed_by_the_application<F: Net>() {
     assert_eq!(maps.health(first).unwrap().load(), 0);
 }
 
-#[test]
-fn close_without_a_received_segment_is_no_failure() {
-    closed_by_the_application::<V4>();
-    closed_by_the_application::<V6>();
-}
+families!(close_without_a_received_segment_is_no_failure = closed_by_the_application());
 
 fn silent<F: Net>() {
     let maps = ejecting::<F>();
@@ -131,11 +122,7 @@ fn silent<F: Net>() {
     assert_eq!(maps.health(first).unwrap().load() & (HEALTH_SINCE | HEALTH_SKIPPED), 0);
 }
 
-#[test]
-fn client_skips_an_endpoint_that_does_not_answer_its_syn() {
-    silent::<V4>();
-    silent::<V6>();
-}
+families!(client_skips_an_endpoint_that_does_not_answer_its_syn = silent());
 
 fn answered<F: Net>() {
     for netns in [NODE, POD_A] {
@@ -151,11 +138,10 @@ fn answered<F: Net>() {
     }
 }
 
-#[test]
-fn answer_to_the_node_counts_for_all_clients_and_answer_to_a_pod_only_ends_the_time_of_a_newcomer() {
-    answered::<V4>();
-    answered::<V6>();
-}
+families!(
+    answer_to_the_node_counts_for_all_clients_and_answer_to_a_pod_only_ends_the_time_of_a_newcomer =
+        answered()
+);
 
 fn unwatched<F: Net>() {
     let maps = socket_maps::<F>();
@@ -172,11 +158,7 @@ fn unwatched<F: Net>() {
     assert!(!other.is_watched.get());
 }
 
-#[test]
-fn connection_of_a_service_without_ejection_or_of_no_service_is_not_watched() {
-    unwatched::<V4>();
-    unwatched::<V6>();
-}
+families!(connection_of_a_service_without_ejection_or_of_no_service_is_not_watched = unwatched());
 
 fn again_elsewhere<F: Net>() {
     // Not a frontend; a frontend whose Service leaves pods to the packets; an endpoint.
@@ -199,11 +181,9 @@ fn again_elsewhere<F: Net>() {
     }
 }
 
-#[test]
-fn result_of_a_later_connect_to_another_address_does_not_count_for_the_earlier_endpoint() {
-    again_elsewhere::<V4>();
-    again_elsewhere::<V6>();
-}
+families!(
+    result_of_a_later_connect_to_another_address_does_not_count_for_the_earlier_endpoint = again_elsewhere()
+);
 
 fn measured<F: Net>() {
     for flags in [0, SERVICE_EJECTS] {
@@ -243,11 +223,7 @@ fn measured<F: Net>() {
     }
 }
 
-#[test]
-fn outcome_of_each_connection_is_noted_if_latency_is_measured() {
-    measured::<V4>();
-    measured::<V6>();
-}
+families!(outcome_of_each_connection_is_noted_if_latency_is_measured = measured());
 
 fn timed<F: Net>() {
     for (algorithm, is_noted) in [(Algorithm::Latency, true), (Algorithm::LeastConnections, false)] {
@@ -268,8 +244,4 @@ fn timed<F: Net>() {
     }
 }
 
-#[test]
-fn socket_notes_the_round_trip_time_of_its_syn_for_latency() {
-    timed::<V4>();
-    timed::<V6>();
-}
+families!(socket_notes_the_round_trip_time_of_its_syn_for_latency = timed());

@@ -30,11 +30,7 @@ fn without_endpoint<F: Net>() {
     assert_eq!(connect(maps, &foreign, frontend::<F>()), Ok(frontend::<F>()));
 }
 
-#[test]
-fn call_to_a_service_without_endpoints_is_refused() {
-    without_endpoint::<V4>();
-    without_endpoint::<V6>();
-}
+families!(call_to_a_service_without_endpoints_is_refused = without_endpoint());
 
 /// Notes that an agent attaches programs to the devices of pods.
 fn attend<F: Net>(maps: HostMaps<F>) {
@@ -55,23 +51,20 @@ fn without_endpoint_in_a_pod<F: Net>() {
         ServiceEntry { id: 0, kind: KIND_ADDRESS, ..CLUSTER },
     );
     let calls = |netns, to| {
-        let (tcp, udp) = (socket(maps, netns, PROTO_TCP), socket(maps, netns, PROTO_UDP));
-        [connect(maps, &tcp, to), send(maps, &udp, to)]
+        let [tcp, udp, connected] = [PROTO_TCP, PROTO_UDP, PROTO_UDP].map(|proto| socket(maps, netns, proto));
+        [connect(maps, &tcp, to), send(maps, &udp, to), connect(maps, &connected, to)]
     };
+    let refused = Err(ECONNREFUSED);
     for to in [frontend::<F>(), undefined] {
-        assert_eq!(calls(POD_A, to), [Err(ECONNREFUSED), Ok(to)]);
-        assert_eq!(calls(NODE, to), [Err(ECONNREFUSED), Err(ECONNREFUSED)]);
+        assert_eq!(calls(POD_A, to), [refused, Ok(to), Ok(to)]);
+        assert_eq!(calls(NODE, to), [refused, refused, if to == undefined { Ok(to) } else { refused }]);
     }
-    assert_eq!(maps.count_of(Reason::NoEndpoint), 3, "the packet programs count a pod's packets");
+    assert_eq!(maps.count_of(Reason::NoEndpoint), 4, "the packet programs count a pod's packets");
     maps.edit_config(|config| config.flags |= CONFIG_SOCKET_DROP_FAIL);
-    assert_eq!(calls(POD_A, frontend::<F>()), [Err(ECONNREFUSED), Err(ECONNREFUSED)]);
+    assert_eq!(calls(POD_A, frontend::<F>()), [refused; 3]);
 }
 
-#[test]
-fn pods_message_is_left_to_packets_while_attended() {
-    without_endpoint_in_a_pod::<V4>();
-    without_endpoint_in_a_pod::<V6>();
-}
+families!(pods_datagrams_are_left_to_packets_while_attended = without_endpoint_in_a_pod());
 
 fn mesh<F: Net>() {
     let maps = socket_maps::<F>();
@@ -102,11 +95,7 @@ fn mesh<F: Net>() {
     assert_eq!(send(maps, &udp, frontend::<F>()), Ok(frontend::<F>()), "the earlier connect says nothing");
 }
 
-#[test]
-fn pods_socket_with_mesh_listener_is_left_to_packets() {
-    mesh::<V4>();
-    mesh::<V6>();
-}
+families!(pods_socket_with_mesh_listener_is_left_to_packets = mesh());
 
 fn without_local_endpoint<F: Net>() {
     let maps = socket_maps::<F>();
@@ -125,11 +114,10 @@ fn without_local_endpoint<F: Net>() {
     assert_eq!(maps.refusals_of(1, Reason::NoLocalEndpoint), 2);
 }
 
-#[test]
-fn call_that_kube_proxy_drops_is_left_to_the_packets_or_fails_with_socket_drop_fail() {
-    without_local_endpoint::<V4>();
-    without_local_endpoint::<V6>();
-}
+families!(
+    call_that_kube_proxy_drops_is_left_to_the_packets_or_fails_with_socket_drop_fail =
+        without_local_endpoint()
+);
 
 /// Makes three addresses, from number 96 on, Service addresses.
 fn set_service_range<F: Net>(maps: HostMaps<F>) {
@@ -173,11 +161,10 @@ fn address_without_port<F: Net>() {
     assert_eq!(maps.refusals(), [], "no Service is known");
 }
 
-#[test]
-fn call_to_a_service_address_without_a_frontend_is_refused_or_passes_by_the_kind_of_address() {
-    address_without_port::<V4>();
-    address_without_port::<V6>();
-}
+families!(
+    call_to_a_service_address_without_a_frontend_is_refused_or_passes_by_the_kind_of_address =
+        address_without_port()
+);
 
 fn old_kernel<F: Net>() {
     let maps = socket_maps::<F>();
@@ -188,11 +175,7 @@ fn old_kernel<F: Net>() {
     assert_eq!((maps.count_of(Reason::NoEndpoint), maps.take_events().len()), (0, 0));
 }
 
-#[test]
-fn refusal_is_left_to_the_packets_if_programs_cannot_choose_the_error() {
-    old_kernel::<V4>();
-    old_kernel::<V6>();
-}
+families!(refusal_is_left_to_the_packets_if_programs_cannot_choose_the_error = old_kernel());
 
 /// Whether connects of the node, of a pod, and of a pod's UDP socket are translated, and a datagram of a pod.
 fn translated<F: Net>(maps: HostMaps<F>) -> [bool; 4] {
@@ -212,11 +195,7 @@ fn socket_lb<F: Net>() {
     assert_eq!(translated(maps), [false; 4]);
 }
 
-#[test]
-fn sockets_are_left_to_the_packets_by_socket_lb() {
-    socket_lb::<V4>();
-    socket_lb::<V6>();
-}
+families!(sockets_are_left_to_the_packets_by_socket_lb = socket_lb());
 
 fn attended<F: Net>() {
     let maps = socket_maps::<F>();
@@ -232,11 +211,7 @@ fn attended<F: Net>() {
     assert_eq!(translated(maps), [true; 4], "the agent has stopped");
 }
 
-#[test]
-fn connected_udp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends() {
-    attended::<V4>();
-    attended::<V6>();
-}
+families!(connected_udp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends = attended());
 
 fn changing<F: Net>() {
     let maps = socket_maps::<F>();
@@ -258,11 +233,7 @@ fn changing<F: Net>() {
     assert_eq!(translated(maps), [true; 4], "the agent has ended");
 }
 
-#[test]
-fn changing_service_leaves_sockets_to_packets() {
-    changing::<V4>();
-    changing::<V6>();
-}
+families!(changing_service_leaves_sockets_to_packets = changing());
 
 fn bound<F: Net>() {
     let maps = socket_maps::<F>();
@@ -282,11 +253,7 @@ fn bound<F: Net>() {
     assert!(connects(NODE, CLUSTER));
 }
 
-#[test]
-fn bound_tcp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends() {
-    bound::<V4>();
-    bound::<V6>();
-}
+families!(bound_tcp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends = bound());
 
 fn source_ranges<F: Net>() {
     let maps = socket_maps::<F>();
@@ -308,11 +275,10 @@ fn source_ranges<F: Net>() {
     assert_eq!((connect_from(POD_A), connect_from(NODE)), (Ok(address), Ok(backend::<F>())));
 }
 
-#[test]
-fn service_with_source_ranges_leaves_pods_to_the_packets_and_refuses_a_node_that_is_not_listed() {
-    source_ranges::<V4>();
-    source_ranges::<V6>();
-}
+families!(
+    service_with_source_ranges_leaves_pods_to_the_packets_and_refuses_a_node_that_is_not_listed =
+        source_ranges()
+);
 
 fn empty_node_port<F: Net>() {
     let maps = socket_maps::<F>();
@@ -324,11 +290,7 @@ fn empty_node_port<F: Net>() {
     assert_eq!((connect_from(NODE), connect_from(POD_A)), (Ok(to), Err(ECONNREFUSED)));
 }
 
-#[test]
-fn node_port_without_endpoints_is_left_to_a_process_of_the_node() {
-    empty_node_port::<V4>();
-    empty_node_port::<V6>();
-}
+families!(node_port_without_endpoints_is_left_to_a_process_of_the_node = empty_node_port());
 
 fn keeps_connection<F: Net>() {
     let maps = socket_maps::<F>();
@@ -340,8 +302,4 @@ fn keeps_connection<F: Net>() {
     assert_eq!(seen(maps, &udp, backend::<F>()), frontend::<F>());
 }
 
-#[test]
-fn connected_socket_whose_next_connect_is_refused_keeps_its_peer() {
-    keeps_connection::<V4>();
-    keeps_connection::<V6>();
-}
+families!(connected_socket_whose_next_connect_is_refused_keeps_its_peer = keeps_connection());

@@ -33,11 +33,7 @@ fn several_services<F: Net>() {
     assert_eq!((maps.stats_of(1).connections, maps.sockets().len()), (3, 0));
 }
 
-#[test]
-fn socket_that_sends_to_several_services_sees_the_address_of_each() {
-    several_services::<V4>();
-    several_services::<V6>();
-}
+families!(socket_that_sends_to_several_services_sees_the_address_of_each = several_services());
 
 fn keeps_endpoint<F: Net>(peers: usize) {
     let maps = socket_maps::<F>();
@@ -161,11 +157,7 @@ fn many_services<F: Net>() {
     }
 }
 
-#[test]
-fn socket_with_more_services_than_its_storage_holds_uses_the_sockets_map() {
-    many_services::<V4>();
-    many_services::<V6>();
-}
+families!(socket_with_more_services_than_its_storage_holds_uses_the_sockets_map = many_services());
 
 fn used<F: Net>() {
     let maps = socket_maps::<F>();
@@ -186,11 +178,7 @@ fn used<F: Net>() {
     assert_eq!(ages, [USED_WITHIN + 1, 2 * USED_WITHIN + 2], "one direction");
 }
 
-#[test]
-fn use_of_an_entry_of_the_sockets_map_is_noted_after_a_while() {
-    used::<V4>();
-    used::<V6>();
-}
+families!(use_of_an_entry_of_the_sockets_map_is_noted_after_a_while = used());
 
 fn full_map<F: Net>() {
     let maps = socket_maps::<F>();
@@ -201,11 +189,7 @@ fn full_map<F: Net>() {
     assert_eq!(seen(maps, &socket, backend::<F>()), backend::<F>());
 }
 
-#[test]
-fn message_is_translated_and_counted_if_no_entry_is_left_for_the_source() {
-    full_map::<V4>();
-    full_map::<V6>();
-}
+families!(message_is_translated_and_counted_if_no_entry_is_left_for_the_source = full_map());
 
 fn direct<F: Net>(has_memory: bool) {
     let maps = socket_maps::<F>();
@@ -292,11 +276,7 @@ fn disconnected<F: Net>() {
     }
 }
 
-#[test]
-fn socket_that_was_disconnected_sees_the_address_to_which_it_sends() {
-    disconnected::<V4>();
-    disconnected::<V6>();
-}
+families!(socket_that_was_disconnected_sees_the_address_to_which_it_sends = disconnected());
 
 fn foreign<F: Net>() {
     let maps = socket_maps::<F>();
@@ -306,11 +286,7 @@ fn foreign<F: Net>() {
     assert_eq!(maps.stats_of(1).connections, 0);
 }
 
-#[test]
-fn message_of_a_namespace_that_is_no_pods_is_left_to_the_packets() {
-    foreign::<V4>();
-    foreign::<V6>();
-}
+families!(message_of_a_namespace_that_is_no_pods_is_left_to_the_packets = foreign());
 
 #[test]
 fn ipv6_socket_keeps_its_peers_of_both_families_apart() {
