@@ -1,7 +1,10 @@
 //! The state of a flow of the packet path, as shown to users.
 
+use serde::Serialize;
+
 /// The state of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum FlowState {
     /// The backend has not answered yet.
     Unreplied,

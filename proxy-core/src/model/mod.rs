@@ -17,6 +17,7 @@ pub mod nearest;
 pub mod net;
 pub mod node;
 pub mod notice;
+pub mod plural;
 pub mod ports;
 pub mod problem;
 pub mod removal;

@@ -8,31 +8,44 @@ pub const FIRST_PORT: u16 = 1_024;
 pub const NODE_PORTS: PortRange = PortRange::new(30_000, 32_767);
 /// The ports that the kernel gives to sockets, unless `net.ipv4.ip_local_port_range` sets others.
 pub const LOCAL_PORTS: PortRange = PortRange::new(32_768, 60_999);
+/// Fewer source ports for SNAT than this are too few: an endpoint sees the same port again after a minute at the earliest.
+const ENOUGH_PORTS: u32 = 8_192;
 /// Source ports for SNAT if every port has another use.
 const LAST_RESORT: [PortRange; SNAT_RANGES] = [PortRange::new(61_000, 65_535), PortRange::new(0, 0)];
-/// Fewer source ports for SNAT than this are too few: this many connections per minute to one endpoint may use them up.
-pub const FEW_PORTS: u32 = 1_024;
+/// A range for sockets is worth an advice if it has so many ports.
+const LEAST_LOCAL_PORTS: u16 = 1_024;
 
-/// Returns the two largest ranges, in order, of ports that have no other use on the node: neither for sockets (`local`) nor
-/// for Services (`node_ports`). They are the source ports for SNAT.
+/// Returns the source ports for SNAT: the two largest ranges, in order, of ports that have no other use on the node, neither for
+/// sockets (`local`) nor for Services (`node_ports`). If these are too few, as with `ip_local_port_range` 1024-65535, sockets share
+/// the ports that [`LOCAL_PORTS`] would leave: a connection of the node itself from such a port to an endpoint then has a flow, which
+/// keeps both apart.
 pub fn snat_ports(local: &[PortRange], node_ports: PortRange) -> [PortRange; SNAT_RANGES] {
-    let taken = local.iter().copied().chain([node_ports]);
-    let mut free = without(PortRange::new(FIRST_PORT, u16::MAX), taken);
-    free.sort_by_key(|range| std::cmp::Reverse(range.count));
-    free.truncate(SNAT_RANGES);
-    free.sort_by_key(|range| range.first);
-    match free[..] {
-        [] => LAST_RESORT,
-        [only] => [only, PortRange::default()],
-        [low, high, ..] => [low, high],
+    let free = largest(local.iter().copied().chain([node_ports]));
+    if size(&free) >= ENOUGH_PORTS {
+        return free;
     }
+    let shared = largest([LOCAL_PORTS, node_ports]);
+    if size(&shared) == 0 { LAST_RESORT } else { shared }
+}
+
+/// Returns the two largest ranges of ports from [`FIRST_PORT`] up that are in no range of `taken`, in order.
+fn largest(taken: impl IntoIterator<Item = PortRange>) -> [PortRange; SNAT_RANGES] {
+    let mut parts = without(PortRange::new(FIRST_PORT, u16::MAX), taken);
+    parts.sort_by_key(|range| std::cmp::Reverse(range.count));
+    parts.truncate(SNAT_RANGES);
+    parts.sort_by_key(|range| range.first);
+    std::array::from_fn(|number| parts.get(number).copied().unwrap_or_default())
+}
+
+fn size(ranges: &[PortRange]) -> u32 {
+    ranges.iter().map(|range| u32::from(range.count)).sum()
 }
 
 /// Returns the range for `net.ipv4.ip_local_port_range` that the advice of a problem names: the kernel's own, without the node
 /// ports; `None` if they take nearly all of it.
 pub fn better_local_ports(node_ports: PortRange) -> Option<PortRange> {
     let largest = without(LOCAL_PORTS, [node_ports]).into_iter().max_by_key(|range| range.count);
-    largest.filter(|range| u32::from(range.count) >= FEW_PORTS)
+    largest.filter(|range| range.count >= LEAST_LOCAL_PORTS)
 }
 
 /// Returns the ranges as text, like `30000-32767,40000-40000`.
@@ -95,7 +108,9 @@ mod tests {
     #[case::wide((10_240, 65_535), [(1_024, 10_239), (0, 0)])]
     #[case::narrow((40_000, 50_000), [(1_024, 29_999), (50_001, 65_535)])]
     #[case::low((1_024, 20_000), [(20_001, 29_999), (32_768, 65_535)])]
-    #[case::no_room((1_024, 65_535), [(61_000, 65_535), (0, 0)])]
+    #[case::no_room((1_024, 65_535), [(1_024, 29_999), (61_000, 65_535)])]
+    #[case::little_room((1_024, 65_000), [(1_024, 29_999), (61_000, 65_535)])]
+    #[case::enough((10_000, 65_000), [(1_024, 9_999), (65_001, 65_535)])]
     fn ports_that_are_free(#[case] local: (u16, u16), #[case] expected: [(u16, u16); 2]) {
         assert_eq!(snat_ports(&[range(local)], NODE_PORTS), expected.map(range));
     }
@@ -115,16 +130,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_in_order_and_free(local: (u16, u16), nodes: (u16, u16)) {
+        fn snat_ports_are_in_order_and_free_if_enough(local: (u16, u16), nodes: (u16, u16)) {
             let (local, nodes) = (range(local), range(nodes));
             let [low, high] = snat_ports(&[local], nodes);
             prop_assert!(low.count != 0 && low.first >= FIRST_PORT);
             prop_assert!(high.count == 0 || high.first > low.last());
-            if [low, high] != LAST_RESORT {
-                for one in [low, high] {
-                    prop_assert_eq!(overlap(one, local).count + overlap(one, nodes).count, 0);
-                }
-            }
+            let free = largest([local, nodes]);
+            prop_assert!(size(&free) < ENOUGH_PORTS || [low, high] == free);
+            prop_assert!(shared(&[low, high], &[nodes]) == 0 || [low, high] == LAST_RESORT);
         }
     }
 }

@@ -251,19 +251,6 @@ macro_rules! flow_timeouts {
             }
         }
 
-        /// The timeouts that were given; `None`: not given.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct GivenFlowTimeouts {
-            $($(#[doc = $doc])+ pub $name: Option<u32>,)+
-        }
-
-        impl GivenFlowTimeouts {
-            /// Returns these timeouts; those that were not given are taken from `below`.
-            pub fn over(self, below: FlowTimeouts) -> FlowTimeouts {
-                FlowTimeouts { $($name: self.$name.unwrap_or(below.$name),)+ }
-            }
-        }
-
         impl FlowTimeouts {
             /// Returns the timeouts of `config`, which has them in jiffies. A timeout that is not a whole number of seconds
             /// was not written by Ballast and becomes 0.

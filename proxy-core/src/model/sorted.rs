@@ -115,6 +115,11 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.0.iter_mut().map(|(_, value)| value)
     }
 
+    /// Returns the entries, by key, with mutable values.
+    pub fn iter_mut(&mut self) -> impl DoubleEndedIterator<Item = (&K, &mut V)> + ExactSizeIterator {
+        self.0.iter_mut().map(|(key, value)| (&*key, value))
+    }
+
     /// Consumes the map and returns the values, by key.
     pub fn into_values(self) -> impl DoubleEndedIterator<Item = V> + ExactSizeIterator {
         self.0.into_iter().map(|(_, value)| value)

@@ -49,22 +49,33 @@ pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<I
             return Allowed { problem: Some(open(service, family)), ..Allowed::default() };
         }
     }
+    let problem = list.is_empty().then(|| closed(service, family));
     let node = node.is_some_and(|address| ranges.iter().any(|range| range.contains(&address)));
     if node {
         ranges.extend(addresses.map(|address| IpNet::from(*address)));
     }
-    Allowed { access: Access::Ranges { node }, ranges: ranges.into_iter().collect(), problem: None }
+    Allowed { access: Access::Ranges { node }, ranges: ranges.into_iter().collect(), problem }
 }
 
 fn open(service: &Service, family: IpFamily) -> Problem {
-    Problem {
-        object: format!("Service {}", service.name),
-        field: "spec.loadBalancerSourceRanges".to_owned(),
-        message: format!(
-            "the list has no {family} range, so every client may use the load balancer's {family} address, as with \
-             kube-proxy; add a range, or set --source-ranges-strict"
-        ),
-    }
+    let message = format!(
+        "the list has no {family} range, so every client may use the load balancer's {family} address, as with kube-proxy; add a \
+         range, or set --source-ranges-strict"
+    );
+    problem(service, message)
+}
+
+/// kube-proxy admits every client then.
+fn closed(service: &Service, family: IpFamily) -> Problem {
+    let message = format!(
+        "no entry of the list can be used, so no client may use the load balancer's {family} address; correct an entry"
+    );
+    problem(service, message)
+}
+
+fn problem(service: &Service, message: String) -> Problem {
+    let object = format!("Service {}", service.name);
+    Problem { object, field: "spec.loadBalancerSourceRanges".to_owned(), message }
 }
 
 #[cfg(test)]

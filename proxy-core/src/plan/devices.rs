@@ -123,7 +123,11 @@ fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
     };
     match device.kind {
         DeviceKind::Physical | DeviceKind::Bond | DeviceKind::Tunnel => true,
-        DeviceKind::Bridge | DeviceKind::Tun | DeviceKind::Loopback | DeviceKind::Dummy => false,
+        // The device of a VPN has an address of full prefix length, too, and that of a virtual machine on a bridge has none.
+        DeviceKind::Tun => {
+            !is_bridge_port() && device.addresses.iter().any(|address| !is_pods(address, pods))
+        }
+        DeviceKind::Bridge | DeviceKind::Loopback | DeviceKind::Dummy => false,
         DeviceKind::Stacked | DeviceKind::Veth | DeviceKind::Other => {
             !is_bridge_port() && (is_between(device) || has_network(device, pods))
         }
@@ -137,8 +141,12 @@ fn is_between(device: &HostDevice) -> bool {
 
 /// Whether the device has an address in a subnet that is not in a range of pods.
 fn has_network(device: &HostDevice, pods: &[IpNet]) -> bool {
-    let is_pods = |address: &IpAddr| pods.iter().any(|range| range.contains(address));
-    device.subnets.iter().map(IpNet::addr).any(|address| !address.is_loopback() && !is_pods(&address))
+    device.subnets.iter().map(IpNet::addr).any(|address| !address.is_loopback() && !is_pods(&address, pods))
+}
+
+/// Whether the address is in a range of pods.
+fn is_pods(address: &IpAddr, pods: &[IpNet]) -> bool {
+    pods.iter().any(|range| range.contains(address))
 }
 
 /// Returns the ranges of this node's pods; for a family without such a range, the operator's ranges for all pods.

@@ -4,15 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use proxy_common::config::{POD_CGROUPS, PortRange, SNAT_RANGES};
+use proxy_common::config::POD_CGROUPS;
 use proxy_common::map_names::OWN_ADDR_COUNT;
 use proxy_common::node::{DEVICE_SOURCES, DEVICE_UPLINK, Device, SERVICE_CIDRS};
 
 use crate::model::net::IpFamily;
-use crate::model::settings::{
-    DetectLocal, DsrSettings, FlowTimeouts, MeshPorts, NodePortAddresses, NodePortBind, NodeSettings,
-    SocketDrop, SocketLb, UnallocatedAddresses,
-};
+use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings, UnallocatedAddresses};
 use crate::model::{DeviceKind, HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
 
 use super::devices::devices;
@@ -39,12 +36,6 @@ pub struct NodePlan {
     pub devices: BTreeMap<u32, Device>,
     /// Clients are recognized as pods by their addresses alone, on any device.
     pub detect_local: bool,
-    /// Packets to cluster addresses get SNAT to the node's own address.
-    pub masquerade_all: bool,
-    /// The mark of packets of clients outside to endpoints of this node, which netfilter masquerades; 0: it does not.
-    pub masquerade_mark: u32,
-    /// Echo requests to addresses of Services are answered.
-    pub vip_echo: bool,
     /// Packets of connected UDP sockets of pods are translated instead of their calls.
     pub pod_udp_by_packets: bool,
     /// There are rules for routes (`ip rule`).
@@ -55,20 +46,8 @@ pub struct NodePlan {
     /// [`IPSEC_POLICIES`](proxy_common::node::IPSEC_POLICIES) of each: the kernel's stack routes packets to
     /// which one applies.
     pub ipsec: BTreeMap<IpFamily, Vec<IpsecPolicy>>,
-    /// Source ports for SNAT.
-    pub snat_ports: [PortRange; SNAT_RANGES],
-    /// Which sockets are translated.
-    pub socket_lb: SocketLb,
-    /// What happens to a socket call if kube-proxy would drop the packet.
-    pub socket_drop: SocketDrop,
-    /// Whether a process of the node may bind a node port.
-    pub node_port_bind: NodePortBind,
-    /// Ports by which the proxy of a service mesh in a pod is recognised.
-    pub mesh_ports: MeshPorts,
-    /// Timeouts of flows.
-    pub timeouts: FlowTimeouts,
-    /// How packets reach endpoints on other nodes by DSR.
-    pub dsr_settings: DsrSettings,
+    /// The operator's settings; `masquerade_mark` is 0 if netfilter cannot masquerade.
+    pub settings: NodeSettings,
     /// Ids of the cgroups of pods; all 0: not known.
     pub pod_cgroups: [u64; POD_CGROUPS],
     /// The ranges of this node's pods, the first of each family.
@@ -179,19 +158,13 @@ pub fn plan_node(
         addresses,
         devices,
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
-        masquerade_all: settings.masquerade_all,
-        masquerade_mark: if host.masquerades.is_empty() { 0 } else { settings.masquerade_mark },
-        vip_echo: settings.vip_echo,
         pod_udp_by_packets: host.pod_sockets_stay,
         policy_routes: host.has_policy_routes,
         other_proxy: host.has_kube_proxy_rules,
-        snat_ports: settings.snat_ports,
-        socket_lb: settings.socket_lb,
-        socket_drop: settings.socket_drop,
-        node_port_bind: settings.node_port_bind,
-        mesh_ports: settings.mesh_ports,
-        timeouts: settings.timeouts,
-        dsr_settings: settings.dsr,
+        settings: NodeSettings {
+            masquerade_mark: if host.masquerades.is_empty() { 0 } else { settings.masquerade_mark },
+            ..settings.clone()
+        },
         pod_cgroups: host.pod_cgroups,
         pod_ranges,
         host_netns: host.netns_cookie,

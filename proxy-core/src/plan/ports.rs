@@ -1,13 +1,15 @@
 //! Checks for other uses of the source ports for SNAT on the node.
 
+use crate::model::plural::plural;
 use proxy_common::config::PortRange;
 
 use crate::model::Problem;
-use crate::model::ports::{FEW_PORTS, LOCAL_PORTS, better_local_ports, shared, snat_ports, text};
+use crate::model::ports::{LOCAL_PORTS, better_local_ports, shared, snat_ports, text};
 use crate::model::settings::NodeSettings;
 
-/// Returns a problem for each other use of source ports for SNAT: a reply to such a connection may be taken for a reply to
-/// a flow with SNAT, and vice versa. `local`: the ports that the kernel gives to sockets.
+/// Returns a problem for each other use of source ports for SNAT: a reply to such a connection may be taken for a reply to a flow
+/// with SNAT, and vice versa, if the connection has no flow of its own. `local`: the ports that the kernel gives to sockets; the agent
+/// itself shares them only if too few others are free.
 pub(super) fn problems(node: &str, local: &[PortRange], settings: &NodeSettings) -> Vec<Problem> {
     let ours = settings.snat_ports;
     let all = text(&ours);
@@ -29,7 +31,7 @@ pub(super) fn problems(node: &str, local: &[PortRange], settings: &NodeSettings)
     let mut found = Vec::new();
     for (taken, whose, is_local) in others {
         let shared = shared(&ours, taken);
-        if shared == 0 {
+        if shared == 0 || is_local && ours == free {
             continue;
         }
         let way_out = match (has_room, is_local) {
@@ -38,17 +40,9 @@ pub(super) fn problems(node: &str, local: &[PortRange], settings: &NodeSettings)
             (false, _) => format!("no other range is free: {smaller}"),
         };
         found.push(problem(format!(
-            "{all} overlaps with {whose}, {}, in {shared} ports: replies can be delivered to the wrong socket; {way_out}",
-            text(taken)
-        )));
-    }
-    let count: u32 = ours.iter().map(|range| u32::from(range.count)).sum();
-    // If the operator set few ports on purpose, this is no problem.
-    if found.is_empty() && count < FEW_PORTS && ours == free {
-        found.push(problem(format!(
-            "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for SNAT: make that range smaller, for example \
-             {smaller}",
-            text(local)
+            "{all} overlaps with {whose}, {}, in {}: replies can be delivered to the wrong socket; {way_out}",
+            text(taken),
+            plural(shared, "port")
         )));
     }
     found
@@ -73,6 +67,8 @@ mod tests {
     #[case::the_kernels_own((32_768, 60_999))]
     #[case::wide((10_240, 65_535))]
     #[case::in_the_middle((20_000, 40_000))]
+    #[case::of_all_ports((1_024, 65_535))]
+    #[case::of_nearly_all_ports((1_024, 65_000))]
     fn the_default_is_no_problem(#[case] local: (u16, u16)) {
         let ours = snat_ports(&[PortRange::new(local.0, local.1)], NodeSettings::default().node_ports);
         assert_eq!(messages(local, ours), [""; 0]);
@@ -95,20 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_leaves_no_room_is_a_problem() {
-        let ours = snat_ports(&[PortRange::new(1_024, 65_535)], NodeSettings::default().node_ports);
-        let found = messages((1_024, 65_535), ours);
+    fn given_range_shared_with_sockets_is_a_problem() {
+        let found = messages((1_024, 65_535), [PortRange::new(40_000, 49_999), PortRange::default()]);
         assert!(
             found.len() == 1 && found[0].contains("no other range") && found[0].contains("1024-65535"),
             "{found:?}"
         );
-        let ours = snat_ports(&[PortRange::new(1_100, 65_535)], NodeSettings::default().node_ports);
-        let found = messages((1_100, 65_535), ours);
-        assert!(found.len() == 1 && found[0].contains("leaves 76 source ports"), "{found:?}");
-        for (count, problems) in [(FEW_PORTS, 0), (FEW_PORTS - 1, 1)] {
-            let local = (1_024 + count as u16, 65_535);
-            let ours = snat_ports(&[PortRange::new(local.0, local.1)], NodeSettings::default().node_ports);
-            assert_eq!(messages(local, ours).len(), problems, "{count}");
-        }
     }
 }

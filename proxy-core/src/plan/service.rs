@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use proxy_common::select::Algorithm;
@@ -23,7 +23,8 @@ use super::rebalance;
 use super::tunnels::Tunnels;
 use super::usable::{EndpointSets, usable_endpoints};
 use super::{
-    BackendAddress, BackendFacts, Changing, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged,
+    BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, HealthCheck, PortPlan, Scope,
+    ServicePlan, ServicePortName, Unmanaged,
 };
 
 /// The operator's settings for the plans of Services.
@@ -49,6 +50,8 @@ pub struct PlanSettings {
     ///
     /// [`NodeSettings::address`]: crate::model::settings::NodeSettings::address
     pub address: Option<IpAddr>,
+    /// The addresses of the API servers that the agent uses: no external address may take its connection.
+    pub api_servers: &'static [SocketAddr],
 }
 
 /// Plans one Service as this node should serve it; `None` if there is no such Service.
@@ -98,7 +101,8 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
             let here = merged.iter().filter(|(_, endpoint)| endpoint.ready && is_local(endpoint, node));
             ready.extend(here.map(|(at, _)| at.address));
             let tunnels = Tunnels::new(cluster, family);
-            let port = plan_port(cluster, service, port, family, &merged, &allowed, &tunnels);
+            let mut port = plan_port(cluster, service, port, family, &merged, &allowed, &tunnels);
+            plan.problems.extend(keep_api_servers(name, &id, &mut port, settings.api_servers));
             plan.problems.extend(tunnels.problem(service, &port, &merged));
             plan.ports.insert(id, port);
         }
@@ -113,9 +117,9 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     Some(plan)
 }
 
-/// The most combinations of addresses and ports of one Service: as many as frontends fit into the map by default. More are not
-/// even counted against the share of their namespace, since a plan would take too much time and memory.
-const COMBINATIONS: usize = 1 << 16;
+/// The most combinations of addresses and ports of one Service. More are not even counted against the share of their namespace: a
+/// plan takes about 200 bytes of memory for each, also if the Service does not fit.
+const COMBINATIONS: usize = 1 << 13;
 
 fn too_many(service: &Service) -> Option<Problem> {
     let addresses = [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips];
@@ -129,6 +133,38 @@ fn too_many(service: &Service) -> Option<Problem> {
             service.ports.len()
         ),
     })
+}
+
+/// Removes external addresses that would take the agent's connection to an API server, so that it could not learn of their removal;
+/// returns a problem for each. The addresses of a load balancer come from a controller: the API server may be behind one.
+fn keep_api_servers(
+    name: &ServiceName,
+    id: &ServicePortName,
+    plan: &mut PortPlan,
+    servers: &[SocketAddr],
+) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for server in servers.iter().filter(|_| id.protocol == Protocol::Tcp) {
+        for scope in [Scope::Internal, Scope::External] {
+            let (address, port) = (server.ip(), server.port());
+            let frontend = Frontend { address, port, protocol: id.protocol, scope };
+            let has = plan.frontends.get(&frontend).is_some_and(|what| what.kind == FrontendKind::ExternalIp);
+            if has {
+                plan.frontends.remove(&frontend);
+            }
+            if has && scope == Scope::Internal {
+                problems.push(Problem {
+                    object: format!("Service {name}"),
+                    field: "spec.externalIPs".to_owned(),
+                    message: format!(
+                        "{address} port {port} (TCP) is not served for {}: the agent reaches the API server there",
+                        id.text()
+                    ),
+                });
+            }
+        }
+    }
+    problems
 }
 
 /// Returns this node's address in a family, which is the source of its packets.

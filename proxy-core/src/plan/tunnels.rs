@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::model::net::IpFamily;
+use crate::model::plural::plural;
 use crate::model::{Cluster, Endpoint, Problem, Service};
 
 use super::PortPlan;
@@ -58,9 +59,9 @@ impl<'a> Tunnels<'a> {
             object: format!("Service {}", service.name),
             field: "metadata.annotations[ballast.io/forwarding-mode]".to_owned(),
             message: format!(
-                "packets to endpoints on {} nodes ({first}) use snat: these nodes have no InternalIP that this node \
-                 can send to, or do not run Linux",
-                nodes.len()
+                "packets to endpoints on {} ({first}) use snat: no InternalIP that this node can send to, \
+                 or no Linux",
+                plural(nodes.len(), "node")
             ),
         })
     }

@@ -132,6 +132,8 @@ pub struct FrontendPlan {
     pub access: Access,
     /// Packets of clients outside are encapsulated to the nodes of their endpoints (DSR).
     pub dsr: bool,
+    /// It is new, and not at a cluster address: connections to its address and port may be older.
+    pub recent: bool,
 }
 
 impl FrontendPlan {
@@ -146,6 +148,7 @@ impl FrontendPlan {
             scoped: false,
             access: Access::Unrestricted,
             dsr: false,
+            recent: false,
         }
     }
 }

@@ -177,7 +177,7 @@ impl MemoryStore {
             Write::NoDevice(index) => drop(self.contents.node.devices.remove(index)),
             Write::Tunnel(number, Some(row)) => drop(self.contents.node.tunnels.insert(*number, *row)),
             Write::Tunnel(number, None) => drop(self.contents.node.tunnels.remove(number)),
-            Write::Config(row) => self.contents.node.config = *row,
+            Write::Config(row) => self.contents.node.config = **row,
         }
         self.seen(write);
         Ok(())

@@ -1,15 +1,18 @@
 //! The tables that hold the Services, as the layer above sees them.
 //!
 //! [`Store`] takes an ordered list of [`Write`]s, and returns the [`Contents`]. It has three implementations: the agent's pinned
-//! maps, [`MemoryStore`] (the same rules without a kernel) and [`FaultyStore`] (wraps another store, and fails as its `Faults` say).
+//! maps, and for tests `MemoryStore` (the same rules without a kernel) and `FaultyStore` (wraps another store, and fails as its
+//! `Faults` say).
 //!
 //! The rows here hold addresses of either family; a store puts them into the map of their family.
 
 mod contents;
 mod error;
+#[cfg(any(test, feature = "testing"))]
 mod faulty;
 mod flow_use;
 mod maglev;
+#[cfg(any(test, feature = "testing"))]
 mod memory;
 mod node;
 mod rows;
@@ -21,9 +24,11 @@ use ipnet::IpNet;
 
 pub use contents::Contents;
 pub use error::{BatchError, MapError};
+#[cfg(any(test, feature = "testing"))]
 pub use faulty::{Faults, FaultyStore};
 pub use flow_use::{FilterBit, FlowUse, NoFlows};
 pub use maglev::{MaglevRow, MaglevTable, PREVIOUS};
+#[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryStore;
 pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts, range_words};
 pub use rows::{Backend, Capacity, FrontendKey, Write};
@@ -65,31 +70,4 @@ pub trait Store {
     /// Stops at the first failure: the writes before it are done, those after it are not tried. Removing an entry that does
     /// not exist succeeds, so every write may be repeated.
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError>;
-}
-
-impl<S: Store + ?Sized> Store for Box<S> {
-    fn capacity(&self) -> Capacity {
-        (**self).capacity()
-    }
-
-    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
-        (**self).read(backends_below)
-    }
-
-    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
-        (**self).read_range(table, range)
-    }
-
-    fn walk(
-        &mut self,
-        table: Table,
-        from: Option<Cursor>,
-        count: u32,
-    ) -> Result<(Contents, Option<Cursor>), MapError> {
-        (**self).walk(table, from, count)
-    }
-
-    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
-        (**self).write(writes)
-    }
 }

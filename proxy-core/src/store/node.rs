@@ -5,9 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
-use proxy_common::config::{
-    MESH_PORTS, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
-};
+use proxy_common::config::NodeConfig;
 use proxy_common::node::{
     Cidr, DEVICE_SOURCES, Device, DeviceSource, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry,
     SERVICE_CIDRS, TUNNEL_V4, TUNNEL_V6, Tunnel,
@@ -182,103 +180,40 @@ impl TunnelRow {
     }
 }
 
-/// The settings in `config` that a sync writes.
+/// The settings in `config` that a sync writes: an entry with one jiffy per second, so that timeouts are in seconds, and without
+/// the fields that a sync leaves as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigRow {
-    /// See [`NodeConfig::flags`].
-    pub flags: u32,
-    /// Timeouts of flows.
-    pub timeouts: FlowTimeouts,
-    /// See [`NodeConfig::snat`].
-    pub snat_ports: [PortRange; SNAT_RANGES],
-    /// See [`NodeConfig::masquerade_mark`].
-    pub masquerade_mark: u32,
-    /// See [`NodeConfig::host_netns`].
-    pub host_netns: u64,
-    /// See [`NodeConfig::mesh_ports`].
-    pub mesh_ports: [u16; MESH_PORTS],
-    /// See [`NodeConfig::pod_cgroups`].
-    pub pod_cgroups: [u64; POD_CGROUPS],
-    /// See [`NodeConfig::pods4`].
-    pub pods4: Cidr<[u32; 1]>,
-    /// See [`NodeConfig::pods6`].
-    pub pods6: Cidr<[u32; 4]>,
-    /// See [`NodeConfig::dsr_sources4`].
-    pub dsr_sources4: Cidr<[u32; 1]>,
-    /// See [`NodeConfig::dsr_sources6`].
-    pub dsr_sources6: Cidr<[u32; 4]>,
-    /// See [`NodeConfig::dsr_flow_rate`].
-    pub dsr_flow_rate: u32,
-    /// See [`NodeConfig::uplinks`].
-    pub uplinks: [u32; UPLINKS],
-    /// See [`NodeConfig::macs`].
-    pub macs: [u64; UPLINKS],
-}
+pub struct ConfigRow(pub NodeConfig);
 
 impl Default for ConfigRow {
     fn default() -> Self {
-        Self {
-            flags: 0,
-            timeouts: FlowTimeouts::default(),
-            snat_ports: SNAT_PORTS,
-            masquerade_mark: 0,
-            host_netns: 0,
-            mesh_ports: [0; MESH_PORTS],
-            pod_cgroups: [0; POD_CGROUPS],
-            pods4: Cidr::NONE,
-            pods6: Cidr::NONE,
-            dsr_sources4: Cidr::NONE,
-            dsr_sources6: Cidr::NONE,
-            dsr_flow_rate: 0,
-            uplinks: [0; UPLINKS],
-            macs: [0; UPLINKS],
-        }
+        Self(NodeConfig::new(1, 0, 0, 0))
     }
 }
 
 impl ConfigRow {
     /// Reads these settings from an entry.
-    pub const fn of(entry: &NodeConfig) -> Self {
-        Self {
-            flags: entry.flags,
-            timeouts: FlowTimeouts::of(entry),
-            snat_ports: entry.snat,
-            masquerade_mark: entry.masquerade_mark,
-            host_netns: entry.host_netns,
-            mesh_ports: entry.mesh_ports,
-            pod_cgroups: entry.pod_cgroups,
-            pods4: entry.pods4,
-            pods6: entry.pods6,
-            dsr_sources4: entry.dsr_sources4,
-            dsr_sources6: entry.dsr_sources6,
-            dsr_flow_rate: entry.dsr_flow_rate,
-            uplinks: entry.uplinks,
-            macs: entry.macs,
-        }
+    pub fn of(entry: &NodeConfig) -> Self {
+        Self(with_settings(&Self::default().0, entry))
     }
 
     /// Writes these settings to an entry; its other settings stay.
-    pub const fn apply(self, entry: &mut NodeConfig) {
-        entry.flags = self.flags;
-        self.timeouts.apply(entry);
-        entry.snat = self.snat_ports;
-        entry.masquerade_mark = self.masquerade_mark;
-        entry.host_netns = self.host_netns;
-        entry.mesh_ports = self.mesh_ports;
-        entry.pod_cgroups = self.pod_cgroups;
-        entry.pods4 = self.pods4;
-        entry.pods6 = self.pods6;
-        entry.dsr_sources4 = self.dsr_sources4;
-        entry.dsr_sources6 = self.dsr_sources6;
-        entry.dsr_flow_rate = self.dsr_flow_rate;
-        entry.uplinks = self.uplinks;
-        entry.macs = self.macs;
+    pub const fn apply(&self, entry: &mut NodeConfig) {
+        *entry = with_settings(entry, &self.0);
     }
 
     /// Whether a flag is set.
     pub const fn has(&self, flag: u32) -> bool {
-        self.flags & flag != 0
+        self.0.flags & flag != 0
     }
+}
+
+/// Returns `entry` with the settings of another entry that a sync writes.
+const fn with_settings(entry: &NodeConfig, settings: &NodeConfig) -> NodeConfig {
+    let NodeConfig { abi, hz, flow_seed, flows, limits, attended_until, reserved, .. } = *entry;
+    let mut entry = NodeConfig { abi, hz, flow_seed, flows, limits, attended_until, reserved, ..*settings };
+    FlowTimeouts::of(settings).apply(&mut entry);
+    entry
 }
 
 /// Returns a range as programs keep it; [`Cidr::NONE`] if there is none.
@@ -317,6 +252,19 @@ impl NodeContents {
         Table::Config,
     ];
 
+    /// Whether the address is in a range of Service addresses in which the programs answer for all addresses.
+    pub fn is_in_service_range(&self, address: IpAddr) -> bool {
+        self.rows.values().any(|row| match (row, address) {
+            (NodeRow::V4(row), IpAddr::V4(address)) => {
+                row.service_cidrs.iter().any(|range| range.contains(&address))
+            }
+            (NodeRow::V6(row), IpAddr::V6(address)) => {
+                row.service_cidrs.iter().any(|range| range.contains(&address))
+            }
+            _ => false,
+        })
+    }
+
     /// Returns the contents of one table.
     #[must_use]
     pub fn of(&self, table: Table) -> Self {
@@ -354,6 +302,7 @@ pub fn range_parts(range: IpNet) -> (IpAddr, u32) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use proxy_common::config::{PortRange, SNAT_RANGES, UPLINKS};
 
     proptest! {
         #[test]
@@ -380,10 +329,11 @@ mod tests {
         fn only_our_part_of_the_settings_changes(flags: u32, udp in 1u32..=2_147_483, number: u64, uplinks: [u32; UPLINKS]) {
             let before = NodeConfig::new(250, 10, 16, 3);
             let range = |number: u32| Cidr { addr: [number], mask: [!0] };
-            let row = ConfigRow {
+            let row = ConfigRow(NodeConfig {
                 flags,
-                timeouts: FlowTimeouts { udp, tcp_established: FlowTimeouts::LONGEST, ..FlowTimeouts::default() },
-                snat_ports: [PortRange::new(1, 2); SNAT_RANGES],
+                udp,
+                tcp_established: FlowTimeouts::LONGEST,
+                snat: [PortRange::new(1, 2); SNAT_RANGES],
                 masquerade_mark: number as u32,
                 host_netns: number,
                 mesh_ports: [15_001, 0, 7, 0],
@@ -395,9 +345,11 @@ mod tests {
                 dsr_flow_rate: flags,
                 uplinks,
                 macs: uplinks.map(u64::from),
-            };
+                ..ConfigRow::default().0
+            });
             let mut after = before;
             row.apply(&mut after);
+            prop_assert_eq!((after.udp, after.hz, after.flow_seed), (udp * 250, 250, 3));
             prop_assert_eq!(ConfigRow::of(&after), row);
             ConfigRow::of(&before).apply(&mut after);
             prop_assert_eq!(after, before);

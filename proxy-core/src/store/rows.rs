@@ -1,7 +1,7 @@
 //! Rows of the tables, for both address families.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -62,19 +62,14 @@ impl FrontendKey {
     /// Returns the value that [`ServiceEntry::tag`] of its entry must have.
     pub fn tag(&self) -> u32 {
         match self.addr {
-            IpAddr::V4(addr) => self.v4(addr).tag(),
-            IpAddr::V6(addr) => self.v6(addr).tag(),
+            IpAddr::V4(addr) => self.with(addr.octets()).tag(),
+            IpAddr::V6(addr) => self.with(addr.octets()).tag(),
         }
     }
 
-    /// Returns the key in the map of IPv4 addresses.
-    pub fn v4(&self, addr: Ipv4Addr) -> ServiceKey<[u8; 4]> {
-        ServiceKey { addr: addr.octets(), port: self.port, proto: self.proto, scope: self.scope }
-    }
-
-    /// Returns the key in the map of IPv6 addresses.
-    pub fn v6(&self, addr: Ipv6Addr) -> ServiceKey<[u8; 16]> {
-        ServiceKey { addr: addr.octets(), port: self.port, proto: self.proto, scope: self.scope }
+    /// Returns the key in the map of a family, with the same address in the form of that family.
+    pub fn with<A>(&self, addr: A) -> ServiceKey<A> {
+        ServiceKey { addr, port: self.port, proto: self.proto, scope: self.scope }
     }
 }
 
@@ -119,16 +114,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Returns the element in the map of IPv4 addresses.
-    pub fn v4(&self, addr: Ipv4Addr) -> BackendEntry<[u8; 4]> {
+    /// Returns the element in the map of a family, with the same address in the form of that family.
+    pub fn with<A>(&self, addr: A) -> BackendEntry<A> {
         let Self { port, proto, state, service, flags, .. } = *self;
-        BackendEntry { addr: addr.octets(), port, proto, state, service, flags }
-    }
-
-    /// Returns the element in the map of IPv6 addresses.
-    pub fn v6(&self, addr: Ipv6Addr) -> BackendEntry<[u8; 16]> {
-        let Self { port, proto, state, service, flags, .. } = *self;
-        BackendEntry { addr: addr.octets(), port, proto, state, service, flags }
+        BackendEntry { addr, port, proto, state, service, flags }
     }
 
     /// Reads an entry; `None` for a free id.
@@ -182,7 +171,7 @@ pub enum Write {
     /// Removes a device.
     NoDevice(u32),
     /// Changes the settings that a sync writes; the others stay.
-    Config(ConfigRow),
+    Config(Box<ConfigRow>),
 }
 
 impl Write {

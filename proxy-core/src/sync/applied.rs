@@ -231,7 +231,7 @@ impl Applied {
                 self.node.devices.remove(index);
             }
             Write::Tunnel(number, row) => self.put_tunnel(*number, *row),
-            Write::Config(row) => self.node.config = *row,
+            Write::Config(row) => self.node.config = **row,
         }
     }
 

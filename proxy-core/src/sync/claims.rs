@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::model::net::Protocol;
+use crate::model::plural::plural;
 use crate::model::problem::MOST_PROBLEMS;
 use crate::model::{Name, Problem, SortedMap, pack};
 use crate::plan::{Frontend, FrontendKind, Scope, ServicePlan, ServicePortName};
@@ -146,7 +147,7 @@ impl Claims {
         services.into_iter().flat_map(|((namespace, name), (count, mut listed))| {
             let more = count - listed.len();
             if more > 0 {
-                let message = format!("{more} more frontends belong to other Services");
+                let message = format!("{} taken by other Services", plural(more, "more frontend"));
                 listed.push(problem(namespace, name, message));
             }
             listed
@@ -223,7 +224,7 @@ mod tests {
             let listed = messages(&claims, of);
             assert_eq!(listed.len(), MOST_PROBLEMS + 1);
             assert!(listed[0].contains("is already used by default/old:http"), "{}", listed[0]);
-            assert_eq!(listed[MOST_PROBLEMS], "984 more frontends belong to other Services");
+            assert_eq!(listed[MOST_PROBLEMS], "984 more frontends taken by other Services");
         }
         claims.replace(Some(&old), None, &mut BTreeSet::new());
         assert_eq!(

@@ -13,7 +13,7 @@ use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
     SERVICE_CHANGING, SERVICE_CHANGING_NODE, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS,
     SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
-    SERVICE_REBALANCES, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+    SERVICE_REBALANCES, SERVICE_RECENT, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
 use crate::model::TrafficPolicy;
@@ -87,6 +87,8 @@ pub(super) fn service_entry(
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
             (port.no_sockets, SERVICE_NO_SOCKETS),
             (is_rebalanced(port, frontend), SERVICE_REBALANCES),
+            // With DSR, packets of connections that other nodes know have no flow, either.
+            (frontend.recent && !frontend.dsr, SERVICE_RECENT),
         ]),
         algorithm: port.algorithm as u8,
         kind: match frontend.kind {

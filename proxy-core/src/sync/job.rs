@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::model::plural::plural;
 use proxy_common::service::ServiceEntry;
 
 use super::extents::NoRoom;
@@ -120,14 +121,14 @@ pub enum SyncError {
         limit: u32,
     },
     /// No free range of `slots` is long enough.
-    #[error("no room for {} slots: {} are free, the longest free range has {}; raise --max-slots", .0.wanted, .0.free, .0.longest)]
+    #[error("no room for {}: {} are free, the longest free range has {}; raise --max-slots", plural(.0.wanted, "slot"), .0.free, .0.longest)]
     Slots(NoRoom),
     /// No free range of `maglev` is long enough. Without a table, the hash selects one of the slots, and more connections
     /// move when endpoints change.
     #[error("no room for a Maglev table of {} words: {} are free, the longest free range has {}; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
     Tables(NoRoom),
     /// The table of source ranges has too few free entries.
-    #[error("no room for {} source ranges: {} are free; raise --max-source-ranges", .0.wanted, .0.free)]
+    #[error("no room for {}: {} are free; raise --max-source-ranges", plural(.0.wanted, "source range"), .0.free)]
     Ranges(NoRoom),
     /// Another Service port with the same source ranges could not write them.
     #[error("the source ranges are not written completely")]

@@ -12,7 +12,7 @@ use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
     CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POD_UDP_BY_PACKETS,
     CONFIG_POLICY_ROUTES, CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
-    CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, CONFIG_VIP_ECHO, PortRange, SNAT_RANGES, UPLINKS,
+    CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, CONFIG_VIP_ECHO, NodeConfig, PortRange, SNAT_RANGES, UPLINKS,
 };
 use proxy_common::map_names::{OWN_ADDR_COUNT, TUNNEL_COUNT};
 use proxy_common::node::{
@@ -115,9 +115,9 @@ impl NodeState {
             steps.push(0, Write::Device(*index, *facts));
         }
         let uplinks = uplinks(&devices);
-        let config = ConfigRow { uplinks, macs: macs(&devices, uplinks), ..known.config };
+        let config = ConfigRow(NodeConfig { uplinks, macs: macs(&devices, uplinks), ..known.config.0 });
         if config != known.config {
-            steps.push(0, Write::Config(config));
+            steps.push(0, Write::Config(Box::new(config)));
         }
         // The next `reconcile` retries failed writes.
         writer.write_without_port(&steps, now);
@@ -141,8 +141,8 @@ impl NodeState {
         self.due = false;
         let Some(mut desired) = self.desired.clone() else { return };
         let known = writer.applied.node.config;
-        if self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now) {
-            desired.config.flags |= CONFIG_SNAT_MOVED;
+        if self.has_old_snat_ports(&known, flows, desired.config.0.snat, now) {
+            desired.config.0.flags |= CONFIG_SNAT_MOVED;
         }
         let written = writer.write_without_port(&facts(&writer.applied.node, &desired), now);
         let before = own(&writer.applied.node);
@@ -201,7 +201,7 @@ impl NodeState {
         ports: [PortRange; SNAT_RANGES],
         now: Instant,
     ) -> bool {
-        let changes = known.snat_ports != ports;
+        let changes = known.0.snat != ports;
         let is_due = self.next_snat_check.map_or(known.has(CONFIG_SNAT_MOVED), |at| at <= now);
         if !changes && !is_due {
             return known.has(CONFIG_SNAT_MOVED);
@@ -247,7 +247,7 @@ fn facts(known: &NodeContents, desired: &NodeContents) -> Steps {
         steps.push(0, Write::Node(Box::new(row.clone())));
     }
     if desired.config != known.config {
-        steps.push(0, Write::Config(desired.config));
+        steps.push(0, Write::Config(Box::new(desired.config)));
     }
     steps
 }
@@ -377,27 +377,29 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
     for at in internal(plan, known) {
         *addresses.entry(at).or_default() |= NODE_ADDR_INTERNAL;
     }
-    let uplinks = uplinks(&plan.devices);
+    let (uplinks, settings) = (uplinks(&plan.devices), &plan.settings);
+    let mut config = NodeConfig {
+        flags: flags(plan),
+        snat: settings.snat_ports,
+        masquerade_mark: settings.masquerade_mark,
+        host_netns: plan.host_netns,
+        mesh_ports: settings.mesh_ports.0,
+        pod_cgroups: plan.pod_cgroups,
+        pods4: range_words(plan.pod_ranges.v4),
+        pods6: range_words(plan.pod_ranges.v6),
+        dsr_sources4: range_words(settings.dsr.sources.v4),
+        dsr_sources6: range_words(settings.dsr.sources.v6),
+        dsr_flow_rate: settings.dsr.flow_rate,
+        uplinks,
+        macs: macs(&plan.devices, uplinks),
+        ..ConfigRow::default().0
+    };
+    settings.timeouts.apply(&mut config);
     NodeContents {
         tunnels: tunnels(plan, known),
         rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
         addresses,
-        config: ConfigRow {
-            flags: flags(plan),
-            timeouts: plan.timeouts,
-            snat_ports: plan.snat_ports,
-            masquerade_mark: plan.masquerade_mark,
-            host_netns: plan.host_netns,
-            mesh_ports: plan.mesh_ports.0,
-            pod_cgroups: plan.pod_cgroups,
-            pods4: range_words(plan.pod_ranges.v4),
-            pods6: range_words(plan.pod_ranges.v6),
-            dsr_sources4: range_words(plan.dsr_settings.sources.v4),
-            dsr_sources6: range_words(plan.dsr_settings.sources.v6),
-            dsr_flow_rate: plan.dsr_settings.flow_rate,
-            uplinks,
-            macs: macs(&plan.devices, uplinks),
-        },
+        config: ConfigRow(config),
         devices: plan.devices.clone(),
     }
 }
@@ -423,21 +425,22 @@ fn family<A, N>(
 
 /// Returns the flags for `config`, without [`CONFIG_SNAT_MOVED`], which depends on the flows.
 fn flags(plan: &NodePlan) -> u32 {
+    let settings = &plan.settings;
     bits([
-        (plan.masquerade_all, CONFIG_MASQUERADE_ALL),
+        (settings.masquerade_all, CONFIG_MASQUERADE_ALL),
         (plan.detect_local, CONFIG_DETECT_LOCAL),
         (plan.other_proxy, CONFIG_OTHER_PROXY),
-        (plan.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
-        (plan.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
-        (plan.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
+        (settings.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
+        (settings.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
+        (settings.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
         (plan.pod_udp_by_packets, CONFIG_POD_UDP_BY_PACKETS),
         (plan.dsr, CONFIG_DSR),
         (!plan.ipsec.is_empty(), CONFIG_IPSEC),
         (plan.devices.values().any(|device| device & DEVICE_LAN_PORT != 0), CONFIG_LAN_PORTS),
         (plan.policy_routes, CONFIG_POLICY_ROUTES),
-        (plan.masquerade_mark != 0, CONFIG_MASQUERADE_EXTERNAL),
+        (settings.masquerade_mark != 0, CONFIG_MASQUERADE_EXTERNAL),
         (!plan.device_sources.is_empty(), CONFIG_SOURCES),
-        (plan.node_port_bind == NodePortBind::Refuse, CONFIG_NODE_PORT_BIND_REFUSE),
-        (plan.vip_echo, CONFIG_VIP_ECHO),
+        (settings.node_port_bind == NodePortBind::Refuse, CONFIG_NODE_PORT_BIND_REFUSE),
+        (settings.vip_echo, CONFIG_VIP_ECHO),
     ])
 }

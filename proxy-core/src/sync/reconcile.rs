@@ -33,7 +33,7 @@ use super::shares::Reserve;
 use super::writer::{Counters, Writer};
 use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName};
-use crate::plan::{HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
+use crate::plan::{Frontend, HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
 use crate::store::{Capacity, FlowUse, FrontendKey, MapError, Store, Table};
 
 /// Service ports that are written together to empty maps: few enough to save memory, enough to need few system calls.
@@ -303,6 +303,11 @@ impl<S: Store> Reconciler<S> {
     /// Returns the Services with a port that may have begun or ceased to fail since the last call.
     pub fn take_fates(&mut self) -> BTreeSet<ServiceName> {
         std::mem::take(&mut self.services.fates)
+    }
+
+    /// Returns the `SERVICE_*` bits of a frontend in the maps, of whatever Service; `None` if they do not have it.
+    pub fn flags(&self, frontend: &Frontend) -> Option<u16> {
+        self.writer.applied.services.get(&frontend_key(frontend)).map(|entry| entry.flags)
     }
 
     /// Returns the number of frontends of a Service, without those that other Services have.

@@ -12,6 +12,7 @@ use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 
 use crate::model::net::{IpFamily, Protocol};
+use crate::model::settings::NodeSettings;
 use crate::model::{ServiceName, SortedMap, TrafficPolicy};
 use crate::plan::{
     Access, AddressFacts, BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan,
@@ -165,7 +166,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 .into_values()
                 .map(|(frontend, (look, all))| {
                     let policy = if all { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
-                    (frontend, FrontendPlan { slots: slots(all), policy, ..look })
+                    (frontend, FrontendPlan { slots: slots(all), policy, recent: maglev_outside, ..look })
                 })
                 .collect();
             let frontends: BTreeMap<Frontend, FrontendPlan> = frontends;
@@ -261,9 +262,8 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
                 })
                 .collect(),
             detect_local,
-            masquerade_all,
             other_proxy,
-            snat_ports: proxy_common::config::SNAT_PORTS,
+            settings: NodeSettings { masquerade_all, ..NodeSettings::default() },
             host_netns,
             ..NodePlan::default()
         },

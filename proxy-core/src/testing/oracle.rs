@@ -122,6 +122,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
                         && !what.scoped
                         && port.slot_count(what) > 1,
                 )
+            + 8192 * u16::from(what.recent && !what.dsr)
             + 32 * u16::from(is_maglev_outside)
             + access,
         algorithm: port.algorithm as u8,

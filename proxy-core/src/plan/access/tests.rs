@@ -64,12 +64,17 @@ fn a_family_that_is_not_named_is_open_with_a_warning_or_closed() {
 }
 
 #[rstest]
-fn a_list_without_a_usable_range_admits_no_client(
+fn unusable_source_ranges_admit_no_client(
     #[values(IpFamily::V4, IpFamily::V6)] family: IpFamily,
     #[values(true, false)] strict: bool,
 ) {
-    let closed = Allowed { access: Access::Ranges { node: false }, ..Allowed::default() };
-    assert_eq!(ask(Some(&[]), family, strict), closed);
+    let found = ask(Some(&[]), family, strict);
+    assert_eq!((found.access, found.ranges.len()), (Access::Ranges { node: false }, 0));
+    let message = found.problem.unwrap().message;
+    assert!(
+        message.contains(&format!("no client may use the load balancer's {family} address")),
+        "{message}"
+    );
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     let plan = plan(&node(internal), &host(), &NodeSettings::default());
     assert_eq!(plan.sources.get(&IpFamily::V4), Some(&ip(expected)));
     assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
-    assert_eq!((plan.host_netns, plan.snat_ports), (77, proxy_common::config::SNAT_PORTS));
+    assert_eq!((plan.host_netns, plan.settings.snat_ports), (77, proxy_common::config::SNAT_PORTS));
     assert_eq!(plan.pod_cgroups, [5, 0]);
     assert!(plan.other_proxy, "another proxy's connections");
 }
@@ -124,7 +124,7 @@ fn masquerading_needs_the_setting_and_the_rule() {
             ..host()
         };
         let plan = plan(&node(&["192.0.2.1"]), &host, &settings);
-        assert_eq!(plan.masquerade_mark, u32::from(wanted && works) << 14);
+        assert_eq!(plan.settings.masquerade_mark, u32::from(wanted && works) << 14);
         assert_eq!(plan.policy_routes, works);
         let fields: Vec<_> = plan.problems.iter().map(|problem| &problem.field[..]).collect();
         assert_eq!(fields, if wanted && !works { vec!["--masquerade-external"; 2] } else { vec![] });
@@ -148,7 +148,7 @@ fn missing_rule_is_a_problem_of_its_family() {
     let plan = plan(&node(&["192.0.2.1", "2001:db8::1"]), &host, &settings);
     let [problem] = &plan.problems[..] else { panic!("{:?}", plan.problems) };
     assert!(problem.message.contains("for IPv6"), "{}", problem.message);
-    assert_eq!(plan.masquerade_mark, 1 << 14);
+    assert_eq!(plan.settings.masquerade_mark, 1 << 14);
 }
 
 #[test]

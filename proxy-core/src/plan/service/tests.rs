@@ -31,7 +31,7 @@ fn a_service_with_too_many_frontends_is_a_problem() {
         port,
         node_port: 0,
     };
-    let addresses = (0..20_000).rev().map(|number| IpAddr::from(Ipv4Addr::from(0x0b00_0000 + number)));
+    let addresses = (0..8_000).rev().map(|number| IpAddr::from(Ipv4Addr::from(0x0b00_0000 + number)));
     let many = Service {
         cluster_ips: vec!["10.96.0.1".parse().unwrap()],
         external_ips: addresses.collect(),
@@ -48,7 +48,7 @@ fn a_service_with_too_many_frontends_is_a_problem() {
     assert!(plan.ports.is_empty() && plan.addresses.is_empty());
     assert!(plan.problems.iter().any(|problem| problem.message.contains("too many")), "{:?}", plan.problems);
     let plan = planned(few);
-    assert_eq!(plan.ports.values().map(|port| port.frontends.len()).sum::<usize>(), 20_001);
+    assert_eq!(plan.ports.values().map(|port| port.frontends.len()).sum::<usize>(), 8_001);
 }
 
 #[test]
@@ -123,4 +123,36 @@ fn zone_whose_endpoints_have_weight_0_is_left() {
     assert_eq!(selected(ForwardingMode::Snat, &endpoints(1)), [1]);
     let all = [(1, "n1", "a", 0), (2, "n2", "b", 0)];
     assert_eq!(selected(ForwardingMode::Snat, &all), [1], "some endpoint has to serve");
+}
+
+#[test]
+fn external_ip_of_api_server_is_not_served() {
+    const SERVERS: &[SocketAddr] = &[SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 6443)];
+    let name = ServiceName::new("default", "web");
+    let port = |port: u16, protocol| ServicePort {
+        name: Name::from(format!("{port}-{protocol}")),
+        protocol,
+        port,
+        node_port: 0,
+    };
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    cluster.apply(Event::Apply(Object::Service(Service {
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        external_ips: vec!["192.0.2.1".parse().unwrap()],
+        external_policy: TrafficPolicy::Local,
+        ports: vec![port(6443, Protocol::Tcp), port(6443, Protocol::Udp), port(80, Protocol::Tcp)],
+        ..Service::new(name.clone())
+    })));
+    let plan = |api_servers| {
+        let plan = plan_service(&cluster, &name, PlanSettings { api_servers, ..PlanSettings::default() });
+        let plan = plan.unwrap();
+        let all = plan.ports.values().map(|port| port.frontends.len()).sum::<usize>();
+        (
+            all,
+            plan.problems.iter().filter(|problem| problem.message.contains("reaches the API server")).count(),
+        )
+    };
+    // At the external address, there is one for each scope.
+    assert_eq!(plan(&[]), (9, 0));
+    assert_eq!(plan(SERVERS), (7, 1));
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use proxy_common::config::{CONFIG_DSR, CONFIG_SNAT_MOVED, PortRange, SNAT_RANGES};
+use proxy_common::config::{CONFIG_DSR, CONFIG_SNAT_MOVED, NodeConfig, PortRange, SNAT_RANGES};
 use proxy_common::map_names::TUNNEL_COUNT;
 use proxy_common::service::{KIND_ADDRESS, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_INTERNAL};
 
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 
 use super::{Fixture, ROOMY};
 use crate::model::Problem;
-use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
+use crate::model::settings::{NodePortBind, NodeSettings, SocketDrop, SocketLb};
 use crate::model::{ServiceName, SortedMap};
 use crate::plan::{
     Access, AddressFacts, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan,
@@ -48,37 +48,38 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         .pod_ranges
         .v6
         .map(|range| Cidr { addr: range.network().octets().words(), mask: range.netmask().octets().words() });
-    let flags = u32::from(plan.masquerade_all)
+    let flags = u32::from(plan.settings.masquerade_all)
         + 0x2 * u32::from(plan.detect_local)
         + 0x4 * u32::from(plan.other_proxy)
-        + 0x8 * u32::from(plan.socket_lb == SocketLb::HostOnly)
-        + 0x10 * u32::from(plan.socket_lb == SocketLb::Off)
-        + 0x20 * u32::from(plan.socket_drop == SocketDrop::Fail)
+        + 0x8 * u32::from(plan.settings.socket_lb == SocketLb::HostOnly)
+        + 0x10 * u32::from(plan.settings.socket_lb == SocketLb::Off)
+        + 0x20 * u32::from(plan.settings.socket_drop == SocketDrop::Fail)
         + 0x80 * u32::from(plan.pod_udp_by_packets)
         + 0x200 * u32::from(!plan.ipsec.is_empty())
         + 0x400 * u32::from(plan.devices.values().any(|bits| bits & DEVICE_LAN_PORT != 0))
         + 0x800 * u32::from(plan.policy_routes)
-        + 0x1000 * u32::from(plan.masquerade_mark != 0)
+        + 0x1000 * u32::from(plan.settings.masquerade_mark != 0)
         + 0x2000 * u32::from(!plan.device_sources.is_empty())
-        + 0x4000 * u32::from(plan.node_port_bind == NodePortBind::Refuse)
-        + 0x8000 * u32::from(plan.vip_echo);
-    let expected = ConfigRow {
+        + 0x4000 * u32::from(plan.settings.node_port_bind == NodePortBind::Refuse)
+        + 0x8000 * u32::from(plan.settings.vip_echo);
+    let mut expected = NodeConfig {
         flags,
-        timeouts: plan.timeouts,
-        snat_ports: plan.snat_ports,
-        masquerade_mark: plan.masquerade_mark,
+        snat: plan.settings.snat_ports,
+        masquerade_mark: plan.settings.masquerade_mark,
         host_netns: plan.host_netns,
-        mesh_ports: plan.mesh_ports.0,
+        mesh_ports: plan.settings.mesh_ports.0,
         pod_cgroups: plan.pod_cgroups,
         pods4: range4.unwrap_or(Cidr::NONE),
         pods6: range6.unwrap_or(Cidr::NONE),
         dsr_sources4: Cidr::NONE,
         dsr_sources6: Cidr::NONE,
-        dsr_flow_rate: plan.dsr_settings.flow_rate,
+        dsr_flow_rate: plan.settings.dsr.flow_rate,
         uplinks,
         macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |bits| bits & DEVICE_MAC)),
+        ..ConfigRow::default().0
     };
-    assert_eq!(found.config, expected);
+    plan.settings.timeouts.apply(&mut expected);
+    assert_eq!(found.config, ConfigRow(expected));
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };
     assert_eq!(row.source.map(IpAddr::V4), plan.sources.get(&crate::model::net::IpFamily::V4).copied());
     assert_eq!(row.pods.map(Into::into), plan.pods.get(&crate::model::net::IpFamily::V4).copied());
@@ -92,7 +93,7 @@ fn ip(last: u8) -> IpAddr {
 fn node(addresses: impl IntoIterator<Item = u8>) -> NodePlan {
     let facts = AddressFacts { node_ports: true, loopback: false };
     let addresses = addresses.into_iter().map(|last| (ip(last), facts)).collect();
-    NodePlan { addresses, snat_ports: proxy_common::config::SNAT_PORTS, ..NodePlan::default() }
+    NodePlan { addresses, ..NodePlan::default() }
 }
 
 /// Returns a Service with one frontend of this kind (a node port, else 192.0.2.200:80) and these source ranges.
@@ -221,7 +222,10 @@ fn flows_of_lost_source_end_until_node_is_written() {
 fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
     let mut fixture = Fixture::new(ROOMY);
     let connections = fixture.connections();
-    let ranges = |first| NodePlan { snat_ports: [PortRange::new(first, 29_999); SNAT_RANGES], ..node([1]) };
+    let ranges = |first| {
+        let snat_ports = [PortRange::new(first, 29_999); SNAT_RANGES];
+        NodePlan { settings: NodeSettings { snat_ports, ..NodeSettings::default() }, ..node([1]) }
+    };
     let is_moved = |fixture: &Fixture| fixture.contents().node.config.has(CONFIG_SNAT_MOVED);
     apply(&mut fixture, ranges(2_000));
     assert!(is_moved(&fixture), "a connection may have begun while the ranges were written");

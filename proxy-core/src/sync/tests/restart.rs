@@ -211,7 +211,7 @@ fn spoil(fixture: &mut Fixture, kind: u8, which: prop::sample::Index, noise: u32
             let table = MaglevTable { base: noise, words: 0, signature: 0 };
             let _ = contents.maglev.insert(noise % 140, table.into());
         }
-        (15, ..) => contents.node.config.host_netns ^= u64::from(noise),
+        (15, ..) => contents.node.config.0.host_netns ^= u64::from(noise),
         _ => contents.slots[slot] = noise % 300,
     }
 }
