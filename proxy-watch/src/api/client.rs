@@ -67,7 +67,7 @@ pub enum ConnectError {
     )]
     NotFound,
     /// The given URL is not valid.
-    #[error("`{url}` is not the URL of an API server; write it like https://HOST:6443")]
+    #[error("`{url}` is not the URL of an API server; write it like https://HOST:6443 or HOST:6443")]
     Server {
         /// The given text.
         url: String,
@@ -85,7 +85,11 @@ pub enum ConnectError {
 
 impl ConnectError {
     fn kubeconfig(path: PathBuf, error: &KubeconfigError) -> Self {
-        let text = chain(error);
+        let text = match error {
+            // Its text names the file, too.
+            KubeconfigError::ReadConfig(source, _) => source.to_string(),
+            error => chain(error),
+        };
         // The parser appends the lines around the fault.
         Self::Kubeconfig { path, why: text.lines().next().unwrap_or_default().to_owned() }
     }
@@ -99,7 +103,8 @@ pub async fn connect(
     // Files that change while they are read are read again.
     let files = Files::of(options.kubeconfig.as_deref());
     let config = load(options).await?;
-    let mut urls = options.servers.iter().map(|url| parse(url)).collect::<Result<Vec<_>, _>>()?;
+    let is_tls = connect::uses_tls(&config);
+    let mut urls = options.servers.iter().map(|url| parse(url, is_tls)).collect::<Result<Vec<_>, _>>()?;
     if urls.is_empty() {
         urls.push(config.cluster_url.clone());
     }
@@ -130,6 +135,10 @@ pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
     if config.root_cert.as_ref().is_some_and(Vec::is_empty) && !config.accept_invalid_certs {
         return Err(ConnectError::EmptyAuthority);
     }
+    // Other servers replace that of the file, as with client-go.
+    if options.servers.is_empty() {
+        config.cluster_url = parse(&config.cluster_url.to_string(), connect::uses_tls(&config))?;
+    }
     config.connect_timeout = Some(READY_TIMEOUT);
     config.read_timeout = None;
     config.headers.push((
@@ -156,10 +165,8 @@ fn unusable(kubeconfig: Option<PathBuf>, error: &KubeconfigError) -> ConnectErro
     }
 }
 
-fn parse(url: &str) -> Result<http::Uri, ConnectError> {
-    let is_usable =
-        |uri: &http::Uri| matches!(uri.scheme_str(), Some("https" | "http")) && uri.authority().is_some();
-    url.parse().ok().filter(is_usable).ok_or_else(|| ConnectError::Server { url: url.to_owned() })
+fn parse(url: &str, is_tls: bool) -> Result<http::Uri, ConnectError> {
+    connect::server_url(url, is_tls).ok_or_else(|| ConnectError::Server { url: url.to_owned() })
 }
 
 async fn from_file(path: &std::path::Path) -> Result<Config, KubeconfigError> {

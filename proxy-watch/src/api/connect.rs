@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
@@ -16,6 +17,7 @@ use tokio_rustls::rustls;
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
+use super::client::ConnectError;
 use super::proxy::{self, Route};
 
 /// A connection by HTTP/2 on which nothing arrives for this time gets a ping, as in client-go. TCP keepalive is answered
@@ -43,6 +45,13 @@ pub struct Address {
 }
 
 impl Address {
+    /// Returns its IP address and port, if it is known without a resolver.
+    pub fn socket(&self) -> Option<SocketAddr> {
+        let host = self.url.host()?.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+        let default = if self.url.scheme_str() == Some("http") { 80 } else { 443 };
+        Some(SocketAddr::new(host, self.url.port_u16().unwrap_or(default)))
+    }
+
     /// Creates a client that connects to this server only, with the credentials of `config`.
     pub fn client(&self, config: &Config) -> kube::Result<Client> {
         let mut config = config.clone();
@@ -56,6 +65,9 @@ impl Address {
 /// a request can become a websocket. It does not retry requests: kube-rs would do so for minutes, and drop the server's answers.
 pub fn command_client(config: Config) -> kube::Result<Client> {
     let mut config = with_token(config);
+    let url = config.cluster_url.to_string();
+    config.cluster_url = server_url(&url, uses_tls(&config))
+        .ok_or_else(|| kube::Error::Service(Box::new(ConnectError::Server { url })))?;
     config.default_retry = false;
     if proxy(&config)?.is_none() {
         config.proxy_url = None;
@@ -75,6 +87,33 @@ pub(super) fn with_token(mut config: Config) -> Config {
         auth.token = Some(text.trim().into());
     }
     config
+}
+
+/// Returns the URL of an API server. HOST or HOST:PORT without a scheme gets one, as with client-go
+/// (`DefaultServerURL` in `k8s.io/client-go/rest/url_utils.go`); `is_tls`: this is https.
+pub fn server_url(text: &str, is_tls: bool) -> Option<http::Uri> {
+    let has_scheme = text.contains("://");
+    let scheme = if is_tls { "https" } else { "http" };
+    let url = if has_scheme { text.to_owned() } else { format!("{scheme}://{text}") };
+    let is_usable = |url: &http::Uri| {
+        let authority = url.authority();
+        let has_legal_port = |authority: &http::uri::Authority| {
+            authority.as_str().ends_with(authority.host()) || authority.port_u16().is_some()
+        };
+        matches!(url.scheme_str(), Some("https" | "http"))
+            && authority.is_some_and(has_legal_port)
+            && (has_scheme || url.path() == "/")
+    };
+    url.parse().ok().filter(is_usable)
+}
+
+/// Whether a server without a scheme in its URL is one with TLS, as client-go decides it.
+pub(super) const fn uses_tls(config: &Config) -> bool {
+    let auth = &config.auth_info;
+    config.root_cert.is_some()
+        || config.accept_invalid_certs
+        || auth.client_certificate.is_some()
+        || auth.client_certificate_data.is_some()
 }
 
 /// Whether an error of a request is about certificates or TLS, and not about the way to the server.

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1 as whole;
 use kube::core::{ApiResource, Object};
 use kube::{Api, Client};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// A pod.
 pub type Pod = Object<PodSpec, PodStatus>;
@@ -14,6 +15,8 @@ pub type Pod = Object<PodSpec, PodStatus>;
 pub struct PodSpec {
     /// The node that runs the pod, if one has been chosen.
     pub node_name: Option<String>,
+    /// Where it may run: a `DaemonSet` names the node here before one has been chosen.
+    pub affinity: Value,
     /// Whether the pod is in the node's network namespace.
     pub host_network: Option<bool>,
     /// The containers.
@@ -44,6 +47,14 @@ pub struct ContainerPort {
 pub struct PodStatus {
     /// `Running`, and others.
     pub phase: Option<String>,
+    /// Why it is in this phase, if the kubelet says it.
+    pub reason: Option<String>,
+    /// Conditions with their reasons, like `Unschedulable`.
+    pub conditions: Vec<Value>,
+    /// States of the containers that run first.
+    pub init_container_statuses: Vec<Value>,
+    /// States of the containers.
+    pub container_statuses: Vec<Value>,
     /// The pod's addresses.
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIp>>,
@@ -55,6 +66,27 @@ pub struct PodStatus {
 pub struct PodIp {
     /// The address.
     pub ip: String,
+}
+
+impl PodSpec {
+    /// Returns the node that runs the pod, or the one for which a `DaemonSet` has made it.
+    pub fn node(&self) -> Option<&str> {
+        const NAMED: &str = "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchFields/0/values/0";
+        self.node_name.as_deref().or_else(|| self.affinity.pointer(NAMED)?.as_str())
+    }
+}
+
+impl PodStatus {
+    /// Returns phase and reason of a pod that does not run, like `Pending (ImagePullBackOff)`.
+    pub fn words(&self) -> String {
+        let text = |value: &Value, at: &str| value.pointer(at).and_then(Value::as_str).map(str::to_owned);
+        let mut waiting = self.init_container_statuses.iter().chain(&self.container_statuses);
+        let reason = (self.reason.clone())
+            .or_else(|| waiting.find_map(|one| text(one, "/state/waiting/reason")))
+            .or_else(|| self.conditions.iter().find_map(|one| text(one, "/reason")));
+        let phase = self.phase.as_deref().unwrap_or("Unknown");
+        reason.map_or_else(|| phase.to_owned(), |reason| format!("{phase} ({reason})"))
+    }
 }
 
 /// Returns the pods of a namespace, or of all.

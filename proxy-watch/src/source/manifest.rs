@@ -5,14 +5,15 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
-use tracing::debug;
+use tracing::info;
 
-use crate::api::convert;
+use crate::api::convert::{self, LABEL_SERVICE_NAME};
 use crate::api::objects::{EndpointSlice, Node, Service};
 use proxy_core::model;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
 use super::documents::{Document, split};
+use super::unknown::{SERVICE, SLICE, Unknown};
 
 /// The longest name that the API server allows for a Service or a namespace: a DNS label.
 const MAX_LABEL: usize = 63;
@@ -43,6 +44,11 @@ const OTHERS: [&str; 14] = [
 fn is_known(version: &str, kind: &str) -> bool {
     let kind = kind.strip_suffix("List").unwrap_or(kind);
     version == "v1" && OTHERS.contains(&kind)
+}
+
+/// Returns the name of the Service that a slice belongs to.
+fn service_of(slice: &EndpointSlice) -> Option<&String> {
+    slice.metadata.labels.as_ref()?.get(LABEL_SERVICE_NAME)
 }
 
 /// The syntax of a file.
@@ -86,7 +92,8 @@ pub fn parse(file: &str, syntax: Syntax) -> Result<Objects, ManifestError> {
         Syntax::Json => vec![Document { number: 1, line: 1, text: file }],
     };
     for document in documents {
-        Reader { document, syntax, objects: &mut objects }.read()?;
+        let line = document.begins();
+        Reader { document, syntax, objects: &mut objects, line, in_list: false }.read()?;
     }
     Ok(objects)
 }
@@ -110,125 +117,160 @@ struct Reader<'a> {
     document: Document<'a>,
     syntax: Syntax,
     objects: &'a mut Objects,
+    /// The line on which the object begins.
+    line: u64,
+    in_list: bool,
 }
 
 impl Reader<'_> {
     fn read(&mut self) -> Result<(), ManifestError> {
         let header: Header = self.decode()?;
         match (header.api_version.as_str(), header.kind.as_str()) {
-            ("v1", "Service") => {
-                let service = self.decode()?;
-                self.service(service, self.document.begins())
-            }
-            ("discovery.k8s.io/v1", "EndpointSlice") => {
-                let slice = self.decode()?;
-                self.slice(slice, self.document.begins())
-            }
-            ("v1", "Node") => {
-                let node = self.decode()?;
-                self.node(node, self.document.begins())
-            }
             ("v1", "List" | "ServiceList" | "NodeList") | ("discovery.k8s.io/v1", "EndpointSliceList") => {
+                self.in_list = true;
                 for (line, value) in self.items()? {
-                    self.item(value, line, &header)?;
+                    self.line = line;
+                    self.item(value, &header)?;
                 }
                 Ok(())
             }
-            _ => self.other(&header, self.document.begins()),
+            ("v1", "Service" | "Node") | ("discovery.k8s.io/v1", "EndpointSlice") => {
+                self.object(self.decode()?, &header)
+            }
+            _ => self.other(&header),
         }
     }
 
     /// Reads an object of a list. In a list of one kind, the objects need not have the kind.
-    fn item(&mut self, value: Value, line: u64, list: &Header) -> Result<(), ManifestError> {
+    fn item(&mut self, value: Value, list: &Header) -> Result<(), ManifestError> {
         let text = |field: &str| value.get(field).and_then(Value::as_str).map(str::to_owned);
         let header = Header {
             api_version: text("apiVersion").unwrap_or_else(|| list.api_version.clone()),
             kind: text("kind").unwrap_or_else(|| list.kind.trim_end_matches("List").to_owned()),
         };
+        self.object(value, &header)
+    }
+
+    fn object(&mut self, value: Value, header: &Header) -> Result<(), ManifestError> {
         match (header.api_version.as_str(), header.kind.as_str()) {
             ("v1", "Service") => {
-                let service = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
-                self.service(service, line)
+                let unknown = Unknown::of(&value, SERVICE);
+                self.service(self.typed(value)?, unknown)
             }
             ("discovery.k8s.io/v1", "EndpointSlice") => {
-                let slice = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
-                self.slice(slice, line)
+                let unknown = Unknown::of(&value, SLICE);
+                self.slice(self.typed(value)?, unknown)
             }
-            ("v1", "Node") => {
-                let node = serde_json::from_value(value).map_err(|error| self.error(line, &error))?;
-                self.node(node, line)
-            }
-            _ => self.other(&header, line),
+            ("v1", "Node") => self.node(self.typed(value)?),
+            _ => self.other(header),
         }
     }
 
-    fn node(&mut self, object: Node, line: u64) -> Result<(), ManifestError> {
-        self.check_name(&object.metadata, MAX_NAME, line)?;
+    /// Converts a value to an object. Only the text has the line of an error, and what YAML accepts only for a field of a known
+    /// type, such as a number as a label.
+    fn typed<T: DeserializeOwned>(&self, value: Value) -> Result<T, ManifestError> {
+        match serde_json::from_value(value) {
+            Err(_) if !self.in_list => self.decode(),
+            result => result.map_err(|error| self.error(&error)),
+        }
+    }
+
+    fn node(&mut self, object: Node) -> Result<(), ManifestError> {
+        self.check_name(&object.metadata, MAX_NAME)?;
         self.objects.nodes.push(convert::node(object));
         Ok(())
     }
 
-    fn service(&mut self, object: Service, line: u64) -> Result<(), ManifestError> {
-        self.check_name(&object.metadata, MAX_LABEL, line)?;
-        self.objects.services.extend(convert::service(object));
+    fn service(&mut self, object: Service, unknown: Unknown) -> Result<(), ManifestError> {
+        self.check_name(&object.metadata, MAX_LABEL)?;
+        if let Some(mut service) = convert::service(object) {
+            unknown.report(&format!("Service {}", service.name), &mut service.problems);
+            self.objects.services.push(service);
+        }
         Ok(())
     }
 
-    fn slice(&mut self, object: EndpointSlice, line: u64) -> Result<(), ManifestError> {
-        self.check_name(&object.metadata, MAX_NAME, line)?;
-        self.objects.slices.extend(convert::slice(object));
+    fn slice(&mut self, object: EndpointSlice, unknown: Unknown) -> Result<(), ManifestError> {
+        // A dump of a cluster has slices without a Service, too.
+        if self.in_list && service_of(&object).is_none() {
+            return Ok(());
+        }
+        self.check_name(&object.metadata, MAX_NAME)?;
+        self.check_slice(&object)?;
+        if let Some(mut slice) = convert::slice(object) {
+            unknown.report(&format!("EndpointSlice {}", slice.name), &mut slice.problems);
+            self.objects.slices.push(slice);
+        }
+        Ok(())
+    }
+
+    /// Checks that a Service can use the slice.
+    fn check_slice(&self, object: &EndpointSlice) -> Result<(), ManifestError> {
+        let kind = object.address_type.as_str();
+        if !["IPv4", "IPv6", "FQDN"].contains(&kind) {
+            return Err(self.error(&format_args!("addressType is `{kind}`; write IPv4 or IPv6")));
+        }
+        if service_of(object).is_none() {
+            let keys = object.metadata.labels.iter().flatten().map(|(key, _)| key.as_str());
+            let alike = nearest(LABEL_SERVICE_NAME, keys);
+            let found = alike.first().map(|key| format!(" (there is `{key}`)")).unwrap_or_default();
+            let message =
+                format!("the label {LABEL_SERVICE_NAME} is missing{found}: write the name of the Service");
+            return Err(self.error(&message));
+        }
         Ok(())
     }
 
     /// Checks the names of an object, because no API server has validated them. `/` separates namespace and name in our
     /// output.
-    fn check_name(&self, metadata: &ObjectMeta, max: usize, line: u64) -> Result<(), ManifestError> {
+    fn check_name(&self, metadata: &ObjectMeta, max: usize) -> Result<(), ManifestError> {
         let is_bad =
             |text: &str, max| text.len() > max || text.contains(|c: char| c == '/' || c.is_control());
         let name = metadata.name.as_deref().unwrap_or_default();
         if name.is_empty() {
-            return Err(self.error(line, &"metadata.name is missing"));
+            return Err(self.error(&"metadata.name is missing"));
         }
         if is_bad(name, max) {
-            return Err(self.error(line, &format_args!("metadata.name `{name}` is not a valid name")));
+            return Err(self.error(&format_args!("metadata.name `{name}` is not a valid name")));
         }
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         if is_bad(namespace, MAX_LABEL) {
-            return Err(
-                self.error(line, &format_args!("metadata.namespace `{namespace}` is not a valid name"))
-            );
+            return Err(self.error(&format_args!("metadata.namespace `{namespace}` is not a valid name")));
         }
         Ok(())
     }
 
-    /// Skips an object of another kind, such as a Deployment. Returns an error if it was certainly meant to be used.
-    fn other(&self, header: &Header, line: u64) -> Result<(), ManifestError> {
+    /// Skips an object of another kind, such as a Deployment. Returns an error if it was certainly meant to be used; a list may be a
+    /// dump of a cluster.
+    fn other(&self, header: &Header) -> Result<(), ManifestError> {
         let Header { api_version, kind } = header;
         match (api_version.as_str(), kind.as_str()) {
-            (_, "") => Err(self.error(line, &"kind is missing")),
+            (_, "") => Err(self.error(&"kind is missing")),
             ("", _) => {
                 let message = "apiVersion is missing; write `v1` for a Service, `discovery.k8s.io/v1` for an EndpointSlice";
-                Err(self.error(line, &message))
+                Err(self.error(&message))
             }
-            (version, "EndpointSlice" | "EndpointSliceList") => Err(self.error(
-                line,
-                &format_args!(
-                    "unknown apiVersion `{version}` of an EndpointSlice; write `discovery.k8s.io/v1`"
-                ),
-            )),
+            (version, "EndpointSlice" | "EndpointSliceList") => Err(self.error(&format_args!(
+                "unknown apiVersion `{version}` of an EndpointSlice; write `discovery.k8s.io/v1`"
+            ))),
+            ("v1", "Endpoints" | "EndpointsList") if !self.in_list => {
+                Err(self.error(&"Endpoints are not read; write an EndpointSlice of `discovery.k8s.io/v1`"))
+            }
             // Only the group of Services has no name, and it has one version.
-            (version, kind) if version != "v1" && !version.contains('/') => Err(self.error(
-                line,
-                &format_args!(
-                    "unknown apiVersion `{version}` of the kind `{kind}`; write `v1` for a Service"
-                ),
-            )),
+            (version, kind) if version != "v1" && !version.contains('/') => Err(self.error(&format_args!(
+                "unknown apiVersion `{version}` of the kind `{kind}`; write `v1` for a Service"
+            ))),
             (version @ ("v1" | "discovery.k8s.io/v1"), kind) if !is_known(version, kind) => {
                 let near = did_you_mean(&nearest(kind, OURS));
-                Err(self.error(line, &format_args!("unknown kind `{kind}` of {version}{near}")))
+                Err(self.error(&format_args!("unknown kind `{kind}` of {version}{near}")))
             }
             _ => {
-                debug!(api_version, kind, line, "ignored: only Services, EndpointSlices and Nodes are used");
+                info!(
+                    api_version,
+                    kind,
+                    line = self.line,
+                    "ignored: only Services, EndpointSlices and Nodes are used"
+                );
                 Ok(())
             }
         }
@@ -245,7 +287,7 @@ impl Reader<'_> {
                 .collect()),
             Syntax::Yaml => {
                 let items = self.decode::<Items<serde_saphyr::Spanned<Value>>>()?.items;
-                Ok(items.into_iter().map(|v| (self.line(v.referenced.line()), v.value)).collect())
+                Ok(items.into_iter().map(|v| (self.line_of(v.referenced.line()), v.value)).collect())
             }
         }
     }
@@ -253,9 +295,8 @@ impl Reader<'_> {
     fn decode<T: DeserializeOwned>(&self) -> Result<T, ManifestError> {
         let text = self.document.text;
         match self.syntax {
-            Syntax::Json => {
-                serde_json::from_str(text).map_err(|error| self.error(self.line(error.line() as u64), &error))
-            }
+            Syntax::Json => serde_json::from_str(text)
+                .map_err(|error| self.error_at(self.line_of(error.line() as u64), &error)),
             Syntax::Yaml => {
                 // A dump of a whole cluster is one large document. Only the limit of the nesting depth stays.
                 let budget = serde_saphyr::budget! {
@@ -267,18 +308,22 @@ impl Reader<'_> {
                 let options = serde_saphyr::options! { budget: budget, with_snippet: false };
                 serde_saphyr::from_str_with_options(text, options).map_err(|error| {
                     let line = error.location().map_or(1, |location| location.line());
-                    self.error(self.line(line), &error)
+                    self.error_at(self.line_of(line), &error)
                 })
             }
         }
     }
 
     /// Converts a line of the document to a line of the file.
-    const fn line(&self, in_document: u64) -> u64 {
+    const fn line_of(&self, in_document: u64) -> u64 {
         self.document.line + in_document.saturating_sub(1)
     }
 
-    fn error(&self, line: u64, message: &dyn std::fmt::Display) -> ManifestError {
+    fn error(&self, message: &dyn std::fmt::Display) -> ManifestError {
+        self.error_at(self.line, message)
+    }
+
+    fn error_at(&self, line: u64, message: &dyn std::fmt::Display) -> ManifestError {
         let mut message = message.to_string();
         // Both parsers append the line of the document, but the message has the line of the file.
         if let Some(at) = message.rfind(" at line ") {

@@ -5,6 +5,7 @@ mod documents;
 pub mod file_watch;
 pub mod folder;
 pub mod manifest;
+mod unknown;
 
 #[cfg(test)]
 mod planned;

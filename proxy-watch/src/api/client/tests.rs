@@ -1,5 +1,7 @@
 use std::io::Write;
 
+use rstest::rstest;
+
 use super::*;
 
 fn kubeconfig(server: &str) -> tempfile::NamedTempFile {
@@ -33,7 +35,7 @@ async fn a_server_that_is_away_is_no_error() {
 async fn a_missing_file_is_named() {
     let error = connect_to("/nonexistent/config".as_ref(), &[]).await.err().expect("no such file");
     let error = error.to_string();
-    assert!(error.starts_with("cannot use the kubeconfig /nonexistent/config: "), "{error}");
+    assert!(error.starts_with("cannot use the kubeconfig /nonexistent/config: No such file"), "{error}");
     assert!(error.contains("No such file") && error.contains("give another with --kubeconfig"), "{error}");
 }
 
@@ -55,9 +57,39 @@ fn broken_default_kubeconfig_is_named_with_its_cause() {
 #[tokio::test]
 async fn invalid_url_is_refused() {
     let file = kubeconfig("https://127.0.0.1:1");
-    for url in ["", "127.0.0.1:6443", "/path", "ftp://127.0.0.1"] {
+    for url in ["", "foo:bar", "127.0.0.1:6443/path", "/path", "ftp://127.0.0.1"] {
         let result = connect_to(file.path(), &["https://127.0.0.1:1", url]).await;
         assert!(matches!(result, Err(ConnectError::Server { .. })), "{url}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_a_scheme_gets_that_of_client_go() {
+    for (more, expected) in [
+        ("", "http://127.0.0.1:6443/"),
+        (", insecure-skip-tls-verify: true", "https://127.0.0.1:6443/"),
+        (
+            ", certificate-authority-data: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCkFBQUEKLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo=",
+            "https://127.0.0.1:6443/",
+        ),
+    ] {
+        let given = std::fs::read_to_string(kubeconfig("127.0.0.1:6443").path()).unwrap();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(given.replace("6443'", &format!("6443'{more}")).as_bytes()).unwrap();
+        let options = Options { kubeconfig: Some(file.path().to_owned()), servers: vec![] };
+        assert_eq!(load(&options).await.unwrap().cluster_url.to_string(), expected, "{more}");
+        if !more.contains("data") {
+            let given = connect_to(file.path(), &["127.0.0.1:2"]).await.unwrap().servers.list();
+            assert_eq!(given[0].url.to_string(), expected.replace("6443", "2"));
+        }
+    }
+    for server in ["foo:bar", "/path"] {
+        let error = connect_to(kubeconfig(server).path(), &[]).await.err().expect("no server");
+        assert!(matches!(error, ConnectError::Server { .. }), "{server}: {error}");
+        let options = KubeConfigOptions::default();
+        let file = Kubeconfig::read_from(kubeconfig(server).path()).unwrap();
+        let config = Config::from_custom_kubeconfig(file, &options).await.unwrap();
+        assert!(connect::command_client(config).is_err(), "{server}");
     }
 }
 
@@ -85,4 +117,14 @@ async fn a_failed_request_names_its_server() {
     let client = connect_to(file.path(), &[]).await.unwrap().client;
     let error = chain(&client.apiserver_version().await.unwrap_err());
     assert!(error.starts_with("https://127.0.0.1:1: client error (Connect)"), "{error}");
+}
+
+#[rstest]
+#[case("https://192.0.2.1:6443", Some("192.0.2.1:6443"))]
+#[case("https://[2001:db8::1]", Some("[2001:db8::1]:443"))]
+#[case("http://192.0.2.3/", Some("192.0.2.3:80"))]
+#[case("https://name:6443", None)]
+fn address_of_a_server_is_known_without_a_resolver(#[case] url: &str, #[case] expected: Option<&str>) {
+    let address = Address { url: url.parse().unwrap(), name: None };
+    assert_eq!(address.socket().map(|at| at.to_string()).as_deref(), expected);
 }

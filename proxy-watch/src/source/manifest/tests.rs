@@ -137,3 +137,52 @@ fn a_mistyped_kind_is_an_error_with_the_nearest_and_a_kind_of_others_is_skipped(
         assert_eq!(of(version, kind), Ok(Objects::default()), "{version} {kind}");
     }
 }
+
+#[test]
+fn misspelt_fields_are_problems_with_the_nearest_name() {
+    let text = "apiVersion: v1
+kind: Service
+metadata: {name: a, lables: {}}
+spec:
+  clusterIP: 10.96.0.1
+  externalTraficPolicy: Local
+  ports: [{port: 80, targetport: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: a-1, labels: {kubernetes.io/service-name: a}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.1], condition: {ready: false}}]
+ports: [{port: 8080}]
+";
+    let objects = yaml(text).unwrap();
+    let problems = objects.services[0].problems.iter().chain(&objects.slices[0].problems);
+    let expected = [
+        "Service default/a: metadata.lables: unknown field, ignored; did you mean labels?",
+        "Service default/a: spec.externalTraficPolicy: unknown field, ignored; did you mean externalTrafficPolicy or internalTrafficPolicy?",
+        "Service default/a: spec.ports[0].targetport: unknown field, ignored; did you mean targetPort or port?",
+        "EndpointSlice default/a-1: endpoints[0].condition: unknown field, ignored; did you mean conditions?",
+    ];
+    assert_eq!(problems.map(ToString::to_string).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn slice_that_no_service_can_use_is_an_error() {
+    let of = |change: [&str; 2]| {
+        let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\n";
+        yaml(&text.replace(change[0], change[1])).unwrap_err().to_string()
+    };
+    assert!(of(["addressType: IPv4\n", ""]).contains("addressType is ``; write IPv4 or IPv6"));
+    assert!(
+        of(["kubernetes.io/service-name: a", ""])
+            .contains("label kubernetes.io/service-name is missing: write")
+    );
+    let error = of(["service-name: a", "service: a"]);
+    assert!(error.contains("is missing (there is `kubernetes.io/service`)"), "{error}");
+    let endpoints = yaml("apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\n").unwrap_err().to_string();
+    assert!(endpoints.contains("write an EndpointSlice"), "{endpoints}");
+    // As in a dump of a cluster.
+    let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Endpoints, metadata: {name: a}}\n\
+                - {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a}, addressType: IPv4}\n";
+    assert!(yaml(list).unwrap().slices.is_empty());
+}

@@ -89,7 +89,7 @@ fn a_node_that_cannot_be_reached_so_is_a_problem_once_nodes_are_listed() {
     let one = plan("dsr", "Cluster", &own, Some(vec![node("n2", &["192.0.2.2"]), node("n3", &["fd00::3"])]));
     assert_eq!(of(&one, "a").0, ips(["-", "192.0.2.2", "-"]));
     let message = &one.problems[0].message;
-    assert!(message.contains("1 nodes (n3)"), "{message}");
+    assert!(message.contains("1 node (n3)"), "{message}");
     let windows = NodeView { is_other_os: true, ..node("n3", &["192.0.2.3"]) };
     let mixed = plan("dsr", "Cluster", &own, Some(vec![node("n2", &["192.0.2.2"]), windows]));
     assert_eq!((of(&mixed, "a").0, mixed.problems), (ips(["-", "192.0.2.2", "-"]), one.problems));
