@@ -29,6 +29,18 @@ pub fn append<W: Write>(tar: &mut tar::Builder<W>, path: &str, time: u64, conten
     tar.append_data(&mut header, path, content)
 }
 
+/// Opens the file of an archive; `-`: standard output.
+pub fn output(path: &Path) -> Result<Box<dyn Write>, SysdumpError> {
+    if path.as_os_str() == "-" {
+        if io::IsTerminal::is_terminal(&io::stdout()) {
+            return Err(SysdumpError::Terminal);
+        }
+        return Ok(Box::new(io::stdout()));
+    }
+    let file = private(path).map_err(|source| SysdumpError::File { path: path.to_owned(), source })?;
+    Ok(Box::new(file))
+}
+
 /// Creates or empties a file that only its owner may read, because the archive contains every address of the cluster. Windows has
 /// no such mode: there, the folder decides who may read the file.
 pub fn private(path: &Path) -> io::Result<File> {

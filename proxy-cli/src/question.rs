@@ -183,7 +183,8 @@ impl fmt::Display for Peer {
             (None, range) => range.fmt(f),
             (Some(port), IpNet::V4(range)) => write!(f, "{range}:{port}"),
             (Some(port), IpNet::V6(range)) => write!(f, "[{range}]:{port}"),
-        }
+        }?;
+        self.protocol.iter().try_for_each(|protocol| write!(f, "/{protocol}"))
     }
 }
 
@@ -192,9 +193,16 @@ impl fmt::Display for Peer {
 pub struct Peer {
     range: IpNet,
     port: Option<u16>,
+    /// `None`: any.
+    protocol: Option<Protocol>,
 }
 
 impl Peer {
+    /// Whether connections of this protocol, by its number, may have this end.
+    pub fn has_protocol(&self, number: u8) -> bool {
+        self.protocol.is_none_or(|protocol| protocol.number() == number)
+    }
+
     /// Whether this end matches.
     pub fn is(&self, end: &SocketAddr) -> bool {
         self.range.contains(&end.ip()) && self.port.is_none_or(|port| port == end.port())
@@ -205,8 +213,10 @@ impl FromStr for Peer {
     type Err = QuestionError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = text.rsplit_once('/').and_then(|(rest, last)| Some((rest, protocol(last)?)));
+        let (text, protocol) = known.map_or((text, None), |(rest, protocol)| (rest, Some(protocol)));
         if let Ok(socket) = text.parse::<SocketAddr>() {
-            return Ok(Self { range: socket.ip().into(), port: Some(socket.port()) });
+            return Ok(Self { range: socket.ip().into(), port: Some(socket.port()), protocol });
         }
         // `10.0.0.0/24:80` and `[fd00::/64]:80` are ranges with a port.
         let (range, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -220,7 +230,7 @@ impl FromStr for Peer {
         let address = || range.parse::<IpAddr>().map(IpNet::from);
         let range = range.parse::<IpNet>().or_else(|_| address()).map_err(|_| QuestionError::Peer)?;
         let port = port.map(str::parse).transpose().map_err(|_| QuestionError::Peer)?;
-        Ok(Self { range, port })
+        Ok(Self { range, port, protocol })
     }
 }
 
@@ -278,6 +288,13 @@ mod tests {
     #[case("")]
     fn invalid_connection_ends_are_refused(#[case] text: &str) {
         assert_eq!(text.parse::<Peer>(), Err(QuestionError::Peer));
+    }
+
+    #[test]
+    fn peer_with_protocol_matches_its_connections() {
+        let peer: Peer = "10.0.0.7:80/UDP".parse().unwrap();
+        assert!(peer.is(&"10.0.0.7:80".parse().unwrap()) && peer.has_protocol(17) && !peer.has_protocol(6));
+        assert!("10.0.0.0/24".parse::<Peer>().unwrap().has_protocol(6));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::args::list::{ApiArgs, NamespaceArgs, SelectorArgs};
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Words in front of a name, as in kubectl.
-const KINDS: [&str; 3] = ["service/", "services/", "svc/"];
+pub const KINDS: [&str; 3] = ["service/", "services/", "svc/"];
 /// The namespace of a name without one, as in kubectl.
 pub const DEFAULT_NAMESPACE: &str = "default";
 

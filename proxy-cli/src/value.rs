@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use serde::Serializer;
 
 use proxy_core::model::settings::FlowTimeouts;
+use proxy_watch::api::connect;
 use proxy_watch::api::convert::address::{self, AddressError};
 
 mod algorithm;
@@ -121,9 +122,8 @@ impl FromStr for Listen {
 
 /// Checks the URL of an API server. As with kube-proxy, an empty one counts as none.
 pub fn api_server(text: &str) -> Result<String, ValueError> {
-    let is_usable =
-        |url: &http::Uri| matches!(url.scheme_str(), Some("https" | "http")) && url.authority().is_some();
-    if text.is_empty() || text.parse().is_ok_and(|url| is_usable(&url)) {
+    // The credentials decide later about the scheme of HOST:PORT.
+    if text.is_empty() || connect::server_url(text, true).is_some() {
         Ok(text.to_owned())
     } else {
         Err(ValueError::ApiServer)
@@ -340,7 +340,8 @@ mod tests {
     #[case("https://192.0.2.1:6443", true)]
     #[case("http://[2001:db8::1]", true)]
     #[case("foo:bar", false)]
-    #[case("192.0.2.1:6443", false)]
+    #[case("192.0.2.1:6443", true)]
+    #[case("192.0.2.1:6443/path", false)]
     #[case("/path", false)]
     #[case("ftp://192.0.2.1", false)]
     fn urls_of_api_servers(#[case] text: &str, #[case] legal: bool) {

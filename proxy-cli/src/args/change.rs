@@ -28,7 +28,7 @@ pub struct FlowDeleteArgs {
     #[command(flatten)]
     pub which: FlowFilterArgs,
     /// Delete all connections; needed if no filter is given.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["services", "namespace", "selector", "client", "frontend", "backend", "protocol", "state"])]
     pub all: bool,
     /// Only print the connections that would be deleted.
     #[arg(long, value_parser = FalseyValueParser::new())]
@@ -48,7 +48,7 @@ pub struct ServiceZeroArgs {
     #[command(flatten)]
     pub selector: SelectorArgs,
     /// Reset the counters of all Services; needed if no Service is selected.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["services", "namespace", "selector"])]
     pub all: bool,
 }
 

@@ -43,13 +43,25 @@ pub struct FlowFilterArgs {
     #[command(flatten)]
     pub selector: SelectorArgs,
     /// Only connections of this client: an address or a range, with or without :PORT.
-    #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
+    #[arg(
+        short = 's',
+        long,
+        visible_alias = "src",
+        env = "BALLAST_CLIENT",
+        value_name = "ADDRESS[:PORT][/PROTOCOL]"
+    )]
     pub client: Option<Peer>,
     /// Only connections to this frontend: the destination to which the client connected.
-    #[arg(short = 'd', long, visible_alias = "dst", env = "BALLAST_FRONTEND", value_name = "ADDRESS[:PORT]")]
+    #[arg(
+        short = 'd',
+        long,
+        visible_alias = "dst",
+        env = "BALLAST_FRONTEND",
+        value_name = "ADDRESS[:PORT][/PROTOCOL]"
+    )]
     pub frontend: Option<Peer>,
     /// Only connections to this endpoint.
-    #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT]")]
+    #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT][/PROTOCOL]")]
     pub backend: Option<Peer>,
     /// Only connections of this protocol.
     #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocols())]

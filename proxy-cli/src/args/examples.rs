@@ -1,6 +1,7 @@
 //! Examples for the help of each command, and what all commands have in common.
 
-use clap::Command;
+use clap::builder::BoolishValueParser;
+use clap::{Arg, ArgAction, Command};
 
 /// The examples of a command: what each does, and its words.
 type Examples = &'static [(&'static str, &'static str)];
@@ -114,6 +115,7 @@ pub const EXAMPLES: &[(&str, Examples)] = &[
         &[
             ("Refusals and drops of a Service", "ballast monitor svc/web --kind reject,drop"),
             ("New connections of a range of clients", "ballast monitor --kind new --client 10.0.0.0/24"),
+            ("What was dropped lately", "ballast monitor --last 20 --kind drop"),
         ],
     ),
     (
@@ -243,7 +245,8 @@ pub const EXAMPLES: &[(&str, Examples)] = &[
 /// The words with which a command of the plugin begins.
 const PLUGIN: &str = "kubectl ballast";
 
-/// Adds examples to the help of a command and of its subcommands. Words of fixed sets count in any case.
+/// Adds examples to the help of a command and of its subcommands. Words of fixed sets count in any case, and a switch also has a
+/// value (`--flag=false`).
 pub fn prepare(command: Command) -> Command {
     prepare_below("", command)
 }
@@ -251,6 +254,15 @@ pub fn prepare(command: Command) -> Command {
 /// Does the same for the plugin of kubectl.
 pub fn prepare_plugin(command: Command) -> Command {
     prepare_below(PLUGIN, command)
+}
+
+/// Lets a switch have a value, as flags of Go have.
+fn with_value(arg: Arg) -> Arg {
+    let arg = if arg.is_required_set() { arg } else { arg.default_value("false").hide_default_value(true) };
+    let arg = arg.action(ArgAction::Set).num_args(0..=1).require_equals(true);
+    let arg = arg.default_missing_value("true").value_name("BOOL").hide_possible_values(true);
+    // A variable of the environment switches on with any other value.
+    if arg.get_env().is_none() { arg.value_parser(BoolishValueParser::new()) } else { arg }
 }
 
 fn prepare_below(parent: &str, command: Command) -> Command {
@@ -269,6 +281,7 @@ fn prepare_below(parent: &str, command: Command) -> Command {
     let command = command.mut_args(|arg| {
         let has_words = arg.get_action().takes_values() && !arg.get_possible_values().is_empty();
         let arg = if has_words { arg.ignore_case(true) } else { arg };
+        let arg = if matches!(arg.get_action(), ArgAction::SetTrue) { with_value(arg) } else { arg };
         // The variables are settings of a node.
         if is_plugin { arg.env(None::<&str>) } else { arg }
     });

@@ -81,6 +81,7 @@ pub enum KubectlCommand {
     },
     /// Check the installation on each node, and show what does not pass; with `-o wide` also what passes. Exits with code 1 if
     /// a check fails or a node does not answer.
+    #[command(mut_arg("checks", |arg| arg.help("Only these checks, like `kernel-version`. Default: all")))]
     Check(Box<OnNodes<CheckArgs>>),
     /// Show the endpoints of Services on each node.
     #[command(visible_aliases = ["endpoint", "ep"])]
@@ -114,7 +115,7 @@ pub enum KubectlCommand {
         /// The client: pod/NAMESPACE/NAME, pod/NAME, node/NAME, or a client as for `ballast explain`.
         #[arg(value_name = "CLIENT")]
         client: String,
-        /// The destination: svc/NAMESPACE/NAME:PORT, svc/NAME:PORT or ADDRESS:PORT; with /udp or /sctp if it is not TCP.
+        /// The destination: svc/NAMESPACE/NAME:PORT, svc/NAME:PORT, NAME:PORT or ADDRESS:PORT; with /udp or /sctp if it is not TCP.
         #[arg(value_name = "DESTINATION")]
         destination: String,
     },
@@ -135,7 +136,7 @@ pub enum KubectlCommand {
     },
     /// Write an archive with the archive of `ballast sysdump` of each node. Exits with code 1 if a node does not answer.
     Sysdump {
-        /// The file to write. Default: ballast-sysdump-<time>.tar in the current folder.
+        /// The file to write; `-`: standard output. Default: ballast-sysdump-<time>.tar in the current folder.
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -147,7 +148,7 @@ pub enum KubectlCommand {
         /// Namespace of the Service.
         #[command(flatten)]
         named_in: NamedIn,
-        /// The Service: service/NAME or svc/NAMESPACE/NAME.
+        /// The Service: NAME, service/NAME or svc/NAMESPACE/NAME.
         #[arg(value_name = "service/NAME")]
         object: String,
         /// The condition. The only one is `programmed`.

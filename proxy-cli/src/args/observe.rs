@@ -36,6 +36,12 @@ pub struct MonitorArgs {
     /// Only events of this kind; can be given several times.
     #[arg(long, env = "BALLAST_KIND", value_name = "KIND", value_delimiter = ',')]
     pub kind: Vec<EventKind>,
+    /// Show the last N events and exit. The history has refusals, drops and passes; new flows only of times when a monitor ran.
+    #[arg(long, env = "BALLAST_LAST", value_name = "N")]
+    pub last: Option<usize>,
+    /// With --last: then show new events, as without it.
+    #[arg(short, long, env = "BALLAST_FOLLOW")]
+    pub follow: bool,
     /// Show one of every N new flows; 0: none. Refusals, drops and passes are always shown.
     #[arg(long, env = "BALLAST_SAMPLE", value_name = "N", default_value_t = 1)]
     pub sample: u32,

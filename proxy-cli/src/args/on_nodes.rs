@@ -83,7 +83,8 @@ impl<A: Args> FromArgMatches for OnNodes<A> {
                 Some(long) if arg.get_action().takes_values() => {
                     words.extend(values.map(|value| format!("--{long}={value}")));
                 }
-                Some(long) => words.push(format!("--{long}")),
+                Some(long) if matches.get_flag(id) => words.push(format!("--{long}")),
+                Some(long) => words.push(format!("--{long}=false")),
                 None => words.extend(values.map(std::borrow::Cow::into_owned)),
             }
         }

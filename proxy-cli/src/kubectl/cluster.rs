@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1 as whole;
@@ -43,6 +44,8 @@ pub struct Cluster {
     pub(super) namespace: String,
     /// URL of the API server.
     server: String,
+    /// How long a command on a node may take; zero: without limit.
+    limit: Duration,
     args: ClusterArgs,
 }
 
@@ -60,6 +63,8 @@ pub enum Stdin {
 pub struct Agent {
     /// Node of the agent.
     pub node: String,
+    /// What the pod is, if it does not run, like `Pending (ImagePullBackOff)`.
+    pub absent: Option<String>,
     /// Namespace of the agent's pod.
     pub namespace: String,
     /// Name of the agent's pod.
@@ -84,7 +89,7 @@ impl Cluster {
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = connect::command_client(config)
             .map_err(|error| KubectlError::api(&server, "create a client for the API server", &error))?;
-        Ok(Self { client, namespace, server, args: args.clone() })
+        Ok(Self { client, namespace, server, limit: args.request_timeout, args: args.clone() })
     }
 
     /// Waits for the API server's answer to a request, which is described in words, as long as `--request-timeout` allows.
@@ -93,9 +98,23 @@ impl Cluster {
         what: &'static str,
         answer: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, KubectlError> {
-        match self.in_time(answer).await {
+        match in_time(self.args.request_timeout, answer).await {
             Ok(answer) => answer.map_err(|error| KubectlError::api(&self.server, what, &error)),
             Err(cause) => Err(KubectlError::Silent { server: self.server.clone(), cause }),
+        }
+    }
+
+    /// Gives the commands on the nodes this time, in which they measure, besides `--request-timeout`.
+    pub fn measuring(&mut self, time: Duration) {
+        if !self.limit.is_zero() {
+            self.limit += time;
+        }
+    }
+
+    /// Gives the commands on the nodes at least this time.
+    pub fn at_least(&mut self, time: Duration) {
+        if !self.limit.is_zero() {
+            self.limit = self.limit.max(time);
         }
     }
 
@@ -128,15 +147,7 @@ impl Cluster {
 
     /// Waits for an answer of a node as long as `--request-timeout` allows.
     pub async fn within<T>(&self, answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-        self.in_time(answer).await?
-    }
-
-    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, String> {
-        let limit = self.args.request_timeout;
-        if limit.is_zero() {
-            return Ok(answer.await);
-        }
-        timeout(limit, answer).await.map_err(|_| format!("no answer within {limit:?} (--request-timeout)"))
+        in_time(self.args.request_timeout, answer).await?
     }
 
     /// Returns the selected agents, sorted by node.
@@ -171,7 +182,7 @@ impl Cluster {
             }
             Ok(Outcome { stdout: stdout?, stderr, is_well })
         };
-        self.within(asked).await
+        in_time(self.limit, asked).await?
     }
 
     /// Runs `ballast` on many nodes. Returns the answers in the order of `agents`.
@@ -218,6 +229,7 @@ impl Cluster {
         arguments: &[String],
         stdin: Stdin,
     ) -> Result<AttachedProcess, String> {
+        agent.check_running()?;
         let pods: Api<whole::Pod> = Api::namespaced(self.client.clone(), &agent.namespace);
         let command = std::iter::once("ballast".to_owned()).chain(arguments.iter().cloned());
         let attach = AttachParams::default().container(CONTAINER);
@@ -227,6 +239,22 @@ impl Cluster {
             format!("cannot run `ballast` in pod {}/{}: {}", agent.namespace, agent.pod, cause(&error))
         })
     }
+}
+
+impl Agent {
+    /// Fails if the pod does not run.
+    pub(super) fn check_running(&self) -> Result<(), String> {
+        let Self { namespace, pod, absent, .. } = self;
+        absent.as_ref().map_or(Ok(()), |state| Err(format!("pod {namespace}/{pod} is {state}")))
+    }
+}
+
+/// Waits for an answer as long as the limit allows; zero: without limit.
+async fn in_time<T>(limit: Duration, answer: impl Future<Output = T>) -> Result<T, String> {
+    if limit.is_zero() {
+        return Ok(answer.await);
+    }
+    timeout(limit, answer).await.map_err(|_| format!("no answer within {limit:?} (--request-timeout)"))
 }
 
 /// Whether a process has ended with exit code 0.
@@ -248,27 +276,29 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     if length as u64 > MOST { Err(format!("the answer is longer than {MOST} bytes")) } else { Ok(bytes) }
 }
 
-/// Returns the agent in a pod; `None` if the pod does not run, terminates, or is not in the node's network namespace as agents
-/// are.
+/// Returns the agent in a pod; `None` if the pod is not in the node's network namespace as agents are.
 pub(super) fn agent(pod: Pod) -> Option<Agent> {
-    let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
-    let leaves = pod.metadata.deletion_timestamp.is_some();
+    let status = pod.status.unwrap_or_default();
+    let absent = match status.phase.as_deref() {
+        _ if pod.metadata.deletion_timestamp.is_some() => Some("Terminating".to_owned()),
+        Some("Running") => None,
+        _ => Some(status.words()),
+    };
     let spec = pod.spec;
-    let is_of_node = spec.host_network == Some(true);
     let ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
     let mut named = ports.filter(|port| port.name.as_deref() == Some(METRICS));
     let port = named.next().and_then(|port| u16::try_from(port.container_port).ok());
-    let (node, metrics_port) = (spec.node_name?, port.unwrap_or(METRICS_PORT));
-    (is_running && !leaves && is_of_node).then_some(Agent {
-        node,
+    (spec.host_network == Some(true)).then_some(Agent {
+        node: spec.node()?.to_owned(),
+        absent,
         namespace: pod.metadata.namespace.unwrap_or_default(),
         pod: pod.metadata.name.unwrap_or_default(),
-        metrics_port,
+        metrics_port: port.unwrap_or(METRICS_PORT),
     })
 }
 
-/// Returns the agents on the named nodes, or all agents if no node is named; one for each node. Any tenant can set the labels of
-/// an agent, so agents of several namespaces are an error.
+/// Returns the agents on the named nodes, or all agents if no node is named; one for each node, if possible one that runs. Any
+/// tenant can set the labels of an agent, so agents of several namespaces are an error.
 pub(super) fn select(mut agents: Vec<Agent>, nodes: &[String]) -> Result<Vec<Agent>, KubectlError> {
     agents.sort();
     if agents.is_empty() {

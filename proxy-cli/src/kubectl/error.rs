@@ -35,7 +35,7 @@ pub enum KubectlError {
     },
     /// No agent was found.
     #[error(
-        "no running pod of an agent found (labels {labels}): check that Ballast is installed with its chart or manifests, or give its namespace with --agents-namespace"
+        "no pod of an agent found (labels {labels}): check that Ballast is installed with its chart or manifests, or give its namespace with --agents-namespace"
     )]
     NoAgents {
         /// Labels of the agents' pods.

@@ -42,6 +42,7 @@ impl Drop for ForwardedConnection {
 /// Sends a GET request to the agent's metrics server.
 pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<OpenResponse, String> {
     let Agent { namespace, pod, metrics_port: port, .. } = agent;
+    agent.check_running()?;
     let cannot = |error: &dyn std::fmt::Display| {
         format!("cannot reach port {port} of pod {namespace}/{pod} through the API server: {error}")
     };

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::answers::{Outcome, PerNode};
 use crate::args::list::Output;
+use proxy_core::model::plural::plural;
 
 /// Returns the lists of all nodes as text: each under the name of its node or, without headings, with the node in front of each
 /// row. The exit code is 0 if all nodes have answered.
@@ -98,5 +99,5 @@ pub(super) fn checked(nodes: &PerNode<Checked>, output: Output) -> (String, bool
         format!("{}: {what}\n", if is_all { "all nodes".to_owned() } else { on.join(", ") })
     });
     let text: String = lines.collect();
-    (if text.is_empty() { format!("ok: {} nodes\n", nodes.len()) } else { text }, well)
+    (if text.is_empty() { format!("ok: {}\n", plural(nodes.len(), "node")) } else { text }, well)
 }

@@ -19,6 +19,7 @@ mod wait;
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::time::Duration;
 
 use clap::ValueEnum as _;
 use serde_json::Value;
@@ -32,6 +33,10 @@ pub use answers::Outcome;
 use answers::{PerNode, decoded, parsed};
 use cluster::{Agent, Cluster};
 pub use error::KubectlError;
+use proxy_core::model::problem::chain;
+
+/// How long an archive of a node may take, if `--request-timeout` is shorter.
+const SYSDUMP: Duration = Duration::from_mins(2);
 
 /// Returns the columns of the table of this command, or those of the lists of the nodes.
 pub(crate) fn columns(command: &str) -> Vec<Column> {
@@ -45,7 +50,17 @@ pub(crate) fn columns(command: &str) -> Vec<Column> {
 
 /// Runs a command. Commands that follow events write them to `out`, and messages to `err`.
 pub fn run(args: &KubectlArgs, out: &mut impl Write, err: &mut impl Write) -> Result<Outcome, KubectlError> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out, err))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(run_async(args, out, err));
+    match (&args.command, outcome) {
+        // The version of this program is known without a cluster.
+        (KubectlCommand::Version(version), Err(error)) if version.args.format.output.output.is_document() => {
+            let own = Value::Object(status::versions(PerNode::new()).document);
+            let stdout = document(&own, version.args.format.output.output)?;
+            Ok(Outcome { stdout, stderr: format!("ballast: {}\n", chain(&error)), is_well: false })
+        }
+        (_, outcome) => outcome,
+    }
 }
 
 async fn run_async(
@@ -113,6 +128,7 @@ async fn run_async(
             each(&cluster, words, list, out, err).await
         }
         KubectlCommand::Stats(stats) => {
+            cluster.measuring(stats.args.rate.unwrap_or_default());
             let (list, selector) = (&stats.args.list.view, Some(&stats.args.selector));
             let words = words(&cluster, &["stats"], list.format.output.output, &stats.words, selector)?;
             each(&cluster, words, list, out, err).await
@@ -134,6 +150,7 @@ async fn run_async(
             each(&cluster, words, list, out, err).await
         }
         KubectlCommand::Top(top) => {
+            cluster.measuring(top.args.interval);
             let output = top.args.format.output;
             let words = words(&cluster, &["top", "--once"], output, &top.words, Some(&top.args.selector))?;
             once(&cluster, &words, output, true).await
@@ -158,7 +175,10 @@ async fn run_async(
             ui::run(cluster, *port, out).await?;
             Ok(Outcome::new(String::new(), true))
         }
-        KubectlCommand::Sysdump { file } => sysdump::run(&cluster, file.as_deref()).await,
+        KubectlCommand::Sysdump { file } => {
+            cluster.at_least(SYSDUMP);
+            sysdump::run(&cluster, file.as_deref()).await
+        }
         KubectlCommand::Wait { named_in, object, timeout, .. } => {
             cluster.in_namespace(named_in);
             wait::run(&cluster, object, *timeout).await

@@ -9,8 +9,9 @@ use serde::de::DeserializeOwned;
 
 use super::cluster::Cluster;
 use super::error::KubectlError;
-use crate::args::list::SelectorArgs;
-use crate::selector::ServiceSelector;
+use crate::args::list::{NamespaceArgs, SelectorArgs};
+use crate::question::DestinationArg;
+use crate::selector::{ServiceFilter, ServiceSelector};
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_watch::api::pod::{Pod, pods};
 
@@ -83,7 +84,12 @@ pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, Ku
 
 /// Resolves the destination of a connection to an argument of `ballast explain`.
 pub(super) async fn destination(cluster: &Cluster, text: &str) -> Result<String, KubectlError> {
-    let Some(Named { namespace, name, port }) = named(text, SERVICES) else { return Ok(text.to_owned()) };
+    let Some(Named { namespace, name, port }) = named(text, SERVICES) else {
+        let Ok(DestinationArg::Service(name, protocol)) = text.parse() else { return Ok(text.to_owned()) };
+        let flags = NamespaceArgs::default();
+        let filter = ServiceFilter::parse_with_default(&name, &flags, &cluster.namespace)?;
+        return Ok(protocol.map_or_else(|| filter.to_string(), |protocol| format!("{filter}/{protocol}")));
+    };
     let service = service(cluster, namespace, name).await?;
     address(&service, port).map_err(|error| KubectlError::Name(format!("{text}: {error}")))
 }

@@ -29,7 +29,9 @@ impl Answers for Api {
     fn get(&self, path: &str) -> (u16, Value) {
         if path.starts_with("/api/v1/pods?") {
             assert!(path.contains("labelSelector=app.kubernetes.io"), "{path}");
-            let items = ["a", "b", "c"].map(|node| agents_pod(node, &json!([])));
+            let running = || ["a", "b", "c"].map(|node| agents_pod(node, &json!([]))).into();
+            let given = self.objects.iter().find(|(at, _)| *at == "/api/v1/pods");
+            let items = given.map_or_else(running, |(_, items)| items.clone());
             return (200, json!({ "metadata": {}, "items": items }));
         }
         let found = self.objects.iter().find(|(at, _)| path.split('?').next() == Some(at));
@@ -116,6 +118,45 @@ fn the_status_of_all_nodes_and_of_one() {
         (&*text, well),
         ("no agent runs on node x (`kubectl ballast status` lists the nodes)\n", false)
     );
+}
+
+#[test]
+fn pod_that_does_not_run_has_a_row() {
+    let mut pods = ["a", "b", "c"].map(|node| agents_pod(node, &json!([])));
+    let waiting = json!([{ "state": { "waiting": { "reason": "ImagePullBackOff" } } }]);
+    pods[1]["status"] = json!({ "phase": "Pending", "containerStatuses": waiting });
+    // A DaemonSet makes the pod for the node, which has no room for it.
+    let terms = json!([{ "matchFields": [{ "key": "metadata.name", "operator": "In", "values": ["c"] }] }]);
+    let selected =
+        json!({ "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } });
+    pods[2]["spec"] =
+        json!({ "hostNetwork": true, "affinity": { "nodeAffinity": selected }, "containers": [] });
+    pods[2]["status"] = json!({ "phase": "Pending", "conditions": [{ "reason": "Unschedulable" }] });
+    let objects = [("/api/v1/pods", json!(pods))];
+    let (b, c) = (
+        "pod kube-system/ballast-b is Pending (ImagePullBackOff)\n",
+        "pod kube-system/ballast-c is Pending (Unschedulable)\n",
+    );
+    let (text, well) = asked(status, &objects, &["status"]);
+    assert!(!well && text.contains("\nb     no  no answer "), "{text}");
+    assert!(text.contains(&format!("b: {b}")) && text.contains(&format!("c: {c}")), "{text}");
+    let says: Says = |_, _| (json!({ "ok": true, "checks": [] }).to_string(), String::new(), true);
+    let expected = format!("b: no answer: {b}c: no answer: {c}");
+    assert_eq!(asked(says, &objects, &["check"]), (expected, false));
+    let (text, well) = asked(list, &objects, &["service", "list"]);
+    assert!(!well && text.ends_with(&format!("b: {b}c: {c}")), "{text}");
+}
+
+#[test]
+fn rate_extends_the_request_timeout() {
+    let says: Says = |_, _| {
+        std::thread::sleep(Duration::from_millis(2500));
+        ("rates\n".to_owned(), String::new(), true)
+    };
+    let flags = ["--request-timeout", "2s", "--node", "a", "stats"];
+    assert_eq!(asked(says, &[], &[&flags[..], &["--rate=5s"]].concat()), ("a:\nrates\n".to_owned(), true));
+    let (text, well) = asked(says, &[], &flags);
+    assert!(!well && text.contains("no answer within 2s"), "{text}");
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -285,6 +326,10 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
     );
     let (text, well) = explain("pod/client", "svc/wbe:80");
     assert_eq!((&*text, well), ("there is no Service shop/wbe; did you mean web?\n", false));
+    let (text, _) = explain("pod/client", "web:80/udp");
+    assert!(text.ends_with("asked b: explain pod shop/web:80/UDP\n"), "{text}");
+    let (text, _) = asked(says, &objects(), &["explain", "node/c", "web", "-n", "db"]);
+    assert!(text.ends_with("asked c: explain host db/web\n"), "{text}");
     let (text, _) = asked(says, &objects(), &["explain", "192.0.2.1", "10.96.0.7:80", "--node", "a"]);
     assert_eq!(
         text,
@@ -311,7 +356,7 @@ fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
     let (text, well) = asked(programmed, &objects(), &["wait", "service/web", "--programmed", "--node", "a"]);
     assert!(
         well && text.starts_with(
-            "service/web programmed: resourceVersion 90 and 2 EndpointSlices programmed on 1 nodes"
+            "service/web programmed: resourceVersion 90 and 2 EndpointSlices programmed on 1 node after"
         ),
         "{text}"
     );
@@ -320,10 +365,11 @@ fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
     assert!(!well);
     assert_eq!(
         text,
-        "timed out after 1s: 2 of 3 nodes have not programmed the current version of service/web\n\
+        "timed out after 1s: the current version of service/web is not programmed on 2 of 3 nodes\n\
          b: has resourceVersion 98 of EndpointSlice web-1, not 101\n\
          c: no Service shop/web is programmed on c\n"
     );
+    assert!(asked(programmed, &objects(), &["wait", "web", "--programmed", "--node", "a"]).1);
     let (text, well) = asked(programmed, &objects(), &["wait", "deployment/web", "--programmed"]);
     assert!(!well && text.contains("\"deployment/web\" is not a Service"), "{text}");
 }
@@ -409,6 +455,7 @@ fn a_mistyped_node_gets_the_nearest() {
         namespace: "kube-system".into(),
         pod: "p".into(),
         metrics_port: 10_249,
+        absent: None,
     };
     let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
     let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
@@ -672,6 +719,12 @@ fn version_shows_this_program_and_that_of_each_node() {
     assert!(stdout.starts_with("kubectl-ballast "), "{stdout}");
     assert!(stdout.contains("\na     1.2.3    4    1.2.2\nb     1.2.3    4    no answer\n"), "{stdout}");
     assert_eq!((&*stderr, is_well), ("c: denied\n", false));
+    let words = ["kubectl-ballast", "--kubeconfig", "/nonexistent/config", "version", "-o", "json"];
+    let args = KubectlArgs::parse_from(words);
+    let Outcome { stdout, stderr, is_well } = run(&args, &mut Vec::new(), &mut Vec::new()).unwrap();
+    let own: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&own["version"], is_well), (&json!(env!("CARGO_PKG_VERSION")), false));
+    assert_eq!(stderr.matches("/nonexistent/config").count(), 1, "{stderr}");
 }
 
 #[test]
@@ -716,6 +769,8 @@ fn name_without_namespace_is_in_the_namespace_of_the_context() {
     assert!(monitored.contains("--pid=7 --selector=app=x shop/web"), "{monitored}");
     assert!(monitored.contains("--timeout=3600s"), "{monitored}");
     assert!(words(&["stats", "--rate"]).ends_with("--rate=1s"));
+    assert!(words(&["flow", "list", "--expired=true"]).ends_with("--expired"));
+    assert!(words(&["flow", "list", "--expired=false"]).ends_with("--expired=false"));
     assert!(words(&["service", "show", "web"]).ends_with("service show --output=text shop/web"));
     assert!(words(&["programmed", "-A"]).ends_with("programmed --output=text --all-namespaces"));
     assert!(words(&["map", "dump", "flows"]).ends_with("map dump --output=text flows"));

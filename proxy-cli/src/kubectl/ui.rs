@@ -19,6 +19,7 @@ use super::cluster::{Agent, Cluster};
 use super::error::KubectlError;
 use super::forward;
 use crate::page::{self, Events, HistoryAnswer, PageQuery, Refusal, Source};
+use proxy_core::model::plural::plural;
 
 /// Maximum number of connected browsers: each one is a listener at every agent, and an agent accepts 16 listeners.
 const LISTENERS: usize = 4;
@@ -39,7 +40,7 @@ pub(super) async fn run(cluster: Cluster, port: u16, out: &mut impl Write) -> Re
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|source| KubectlError::Listen { address, source })?;
     let address = listener.local_addr()?;
-    writeln!(out, "http://{address}/ shows {} nodes; press Ctrl-C to stop", agents.len())?;
+    writeln!(out, "http://{address}/ shows {}; press Ctrl-C to stop", plural(agents.len(), "node"))?;
     out.flush()?;
     let router = page::router(Nodes::new(cluster), Vec::new());
     tokio::select! {

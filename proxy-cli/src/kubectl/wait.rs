@@ -14,6 +14,7 @@ use super::cluster::Cluster;
 use super::error::KubectlError;
 use super::names::{self, Named};
 use crate::programmed::ProgrammedJson;
+use proxy_core::model::plural::plural;
 
 /// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -32,10 +33,12 @@ struct ProgrammedServices {
     services: Vec<ProgrammedJson>,
 }
 
-/// Asks all nodes repeatedly. Each round asks the nodes that run an agent at that time.
+/// Asks all nodes repeatedly. Each round asks the nodes that have a pod of the agent at that time.
 pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> Result<Outcome, KubectlError> {
-    let Some(Named { namespace, name, port: None }) = names::named(object, names::SERVICES) else {
-        let error = format!("{object:?} is not a Service: give service/NAME or service/NAMESPACE/NAME");
+    let bare = (!object.contains(['/', ':'])).then_some(Named { namespace: None, name: object, port: None });
+    let Some(Named { namespace, name, port: None }) = bare.or_else(|| names::named(object, names::SERVICES))
+    else {
+        let error = format!("{object:?} is not a Service: give NAME, service/NAME or service/NAMESPACE/NAME");
         return Err(KubectlError::Name(error));
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
@@ -51,8 +54,9 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
             let (nodes, secs) = (agents.len(), begun.elapsed().as_secs_f64());
             let edition = &wanted.service;
             let mut text = format!(
-                "service/{name} programmed: resourceVersion {edition} and {} EndpointSlices programmed on {nodes} nodes after {secs:.1}s\n",
-                wanted.slices.len()
+                "service/{name} programmed: resourceVersion {edition} and {} programmed on {} after {secs:.1}s\n",
+                plural(wanted.slices.len(), "EndpointSlice"),
+                plural(nodes, "node")
             );
             let programmed =
                 answers.iter().filter_map(|(_, answer)| programmed(answer.as_ref().ok()?).ok()?);
@@ -64,9 +68,9 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
         }
         if begun.elapsed() >= timeout {
             let mut text = format!(
-                "timed out after {timeout:?}: {} of {} nodes have not programmed the current version of service/{name}\n",
+                "timed out after {timeout:?}: the current version of service/{name} is not programmed on {} of {}\n",
                 lagging.len(),
-                agents.len()
+                plural(agents.len(), "node")
             );
             for (node, why) in lagging {
                 // Writing to a `String` cannot fail.

@@ -99,6 +99,10 @@ impl Watch {
         if is_empty {
             return Ok(String::new());
         }
+        if is_first && options.output_watch_events {
+            // All events fit, so that the columns never move.
+            self.widths.push("MODIFIED".len() as u16);
+        }
         Ok(table.render_below(&mut self.widths))
     }
 }

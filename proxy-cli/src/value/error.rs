@@ -39,7 +39,7 @@ pub enum ValueError {
     #[error("expected an interface name of at most 15 characters, with * and ? as wildcards, like tap*")]
     LocalDevices,
     /// Not the URL of an API server.
-    #[error("expected the URL of an API server, like https://HOST:6443")]
+    #[error("expected the URL of an API server, like https://HOST:6443 or HOST:6443")]
     ApiServer,
     /// Not a range of addresses.
     #[error("expected an address range with a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]

@@ -111,6 +111,13 @@ fn a_watch_prints_what_changes() {
 }
 
 #[test]
+fn event_column_keeps_its_width() {
+    let (mut watch, options) = (Watch::default(), options(&["--output-watch-events"]));
+    let first = watch.changes(&list(&items()[..1]), &options).unwrap();
+    assert_eq!(first, "EVENT     NAME  COUNT  AGE\nADDED     b         9  1s\n");
+}
+
+#[test]
 fn watch_prints_event_types_if_requested() {
     let (mut watch, options) = (Watch::default(), options(&["--output-watch-events", "-o", "json"]));
     let items = items();
