@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
@@ -48,11 +48,19 @@ pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
 
 /// Prepares a command that loads the programs: requires root, installs tools for network namespaces, builds the BPF object.
 pub fn prepare_to_load(workspace: &Workspace, command: &str) -> Result<()> {
-    if !exec::is_root() {
-        bail!("needs root, to load programs: sudo -E env \"PATH=$PATH\" cargo xtask test {command}");
-    }
+    exec::require_root("load programs", &format!("test {command}"))?;
     setup::tools(Need::Netns)?;
     bpf(workspace, &Args::default()).map(drop)
+}
+
+/// Returns the path of this `ballast`, or of one that it builds: without optimisations, which takes a third of the time, since
+/// what matters runs in the kernel.
+pub fn given_or_built(workspace: &Workspace, given: Option<&Path>) -> Result<PathBuf> {
+    if let Some(file) = given {
+        return file.canonicalize().with_context(|| format!("no file {}", file.display()));
+    }
+    bpf(workspace, &Args::default())?;
+    agent(workspace, &Args::default())
 }
 
 fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Result<PathBuf> {

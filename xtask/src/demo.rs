@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::build;
 use crate::exec::{self, Cmd};
@@ -26,25 +26,14 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    if !exec::is_root() {
-        bail!(
-            "the demo needs root to create network namespaces and load programs: `sudo -E env \"PATH=$PATH\" cargo xtask demo`"
-        );
-    }
+    exec::require_root("create network namespaces and load programs", "demo")?;
     let workspace = Workspace::find()?;
     let script = Cmd::new(workspace.root().join("xtask/tools/demo.sh"));
     if args.down {
         return script.arg("down").run();
     }
     setup::tools(Need::Demo)?;
-    let ballast = match &args.ballast {
-        Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
-        None => {
-            // Without optimisations: this takes a third of the time, and what the demo shows runs in the kernel.
-            build::bpf(&workspace, &build::Args::default())?;
-            build::agent(&workspace, &build::Args::default())?
-        }
-    };
+    let ballast = build::given_or_built(&workspace, args.ballast.as_deref())?;
     let example = workspace.root().join("deploy/examples/redis.yaml");
     let script = script.arg(ballast).arg(example).args(args.keep.then_some("keep"));
     // In the place of this process: Ctrl-C is for the script, which removes the cluster.

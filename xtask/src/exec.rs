@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// Folders of administrators' tools, which an unprivileged user's `PATH` often lacks.
 const ADMIN_DIRS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
@@ -145,6 +145,12 @@ fn is_executable(file: &Path) -> bool {
 pub fn is_root() -> bool {
     // SAFETY: geteuid has no preconditions and cannot fail.
     unsafe { libc::geteuid() == 0 }
+}
+
+/// Returns an error unless we are root, which the command of `cargo xtask` needs for this.
+pub fn require_root(why: &str, command: &str) -> Result<()> {
+    ensure!(is_root(), "needs root, to {why}: `sudo -E env \"PATH=$PATH\" cargo xtask {command}`");
+    Ok(())
 }
 
 /// Whether a continuous-integration system runs this program (`CI=true`): there, a skipped check is a failure.

@@ -54,7 +54,7 @@ enum Command {
     Setup(setup::Args),
     /// Build `ballast` with its BPF programs inside, or generate files of the repository
     Build(Either<build::Args, Generated>),
-    /// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, words, links between
+    /// Check format, clippy (host and BPF target, warnings denied), words, links between
     /// documents, commands in documents, generated documents, the chart with its manifests, workflows, shell scripts and systemd units
     Lint(Either<lint::Args, Dependencies>),
     /// Run the tests of all rungs, or of the given ones, or other tests and measurements

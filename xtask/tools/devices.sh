@@ -9,64 +9,32 @@
 # The tested device is the uplink of all three machines, a tunnel between them, or the device of the pods. The agent runs on
 # node1, and follows the changes of the devices. Everything is named after the PID.
 # shellcheck disable=SC2016,SC2086  # words of other shells, and lists of words
-set -euo pipefail
-export PATH=$PATH:/usr/sbin:/sbin
+# shellcheck source=xtask/tools/lab.sh
+. "$(dirname "$0")/lab.sh" devices
 
-readonly ballast=$1 netns=$2 ns=ballast-devices-$$ dir=${TMPDIR:-/tmp}/ballast-devices-$$
+readonly netns=$2 ns=ballast-$$
 readonly macs=02:00:00:00:00:0
 # Bytes of a TCP message and of its answer: many packets. A datagram is a single one.
 readonly large=60000 small=1000
-shift 2
-wanted=("$@")
-cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
+wanted=("${@:3}")
 declare -A in out numbers=([node1]=1 [node2]=2 [outside]=9)
 
-die() { echo "error: $*" >&2; exit 1; }
-on() { ip -n "$ns-$1" -batch -; }
-within() { nsenter "--net=/run/netns/$ns-$1" "${@:2}"; }
+within() { "$dir/$1" "${@:2}"; }
 number() { echo "${numbers[$1]}"; }
 
-# --- machines ---
-machine() {
-    ip netns add "$ns-$1"
-    within "$1" sh -ec 'cd /proc/sys/net
-        echo 1 > ipv4/ip_forward
-        for family in ipv4 ipv6; do echo 1 > $family/conf/all/forwarding; done
-        for which in all default; do
-            echo 1 > ipv4/conf/$which/rp_filter
-            echo 0 > ipv6/conf/$which/accept_dad
-        done'
-    on "$1" <<<'link set lo up'
-}
-# Starts a process in the namespace $2 that makes and answers connections, in the cgroup $3 if there is one.
+# Starts a process in the namespace $2 that makes and answers connections, in the cgroup $3 of node1 if one is given.
 peer() {
     local to from
     mkfifo "$dir/$1.in" "$dir/$1.out"
-    within "$2" sh -c "${3:+echo \$\$ >'$cgroups/$3/cgroup.procs' &&} exec '$netns' __peer" <"$dir/$1.in" >"$dir/$1.out" &
+    # `exec` and `disown`: bash would report the end of the process.
+    (exec "$dir/$2" sh -c "${3:+echo \$\$ >'$(group node1)/$3/cgroup.procs' &&} exec '$netns' __peer") <"$dir/$1.in" >"$dir/$1.out" &
+    disown
     exec {to}>"$dir/$1.in" {from}<"$dir/$1.out"
     in[$1]=$to out[$1]=$from
 }
 ask() {
     echo "$2" >&"${in[$1]}"
     read -r -t 600 answer <&"${out[$1]}" || die "no word from $1"
-}
-take_down() {
-    local name
-    set +e
-    exec 3>&2 2>/dev/null
-    for name in "${!in[@]}"; do eval "exec ${in[$name]}>&-"; done
-    [ -z "${agent:-}" ] || { kill "$agent"; wait "$agent"; }
-    for name in client here there node1 node2 outside lan; do
-        ip netns pids "$ns-$name" | xargs -r kill
-        ip netns delete "$ns-$name"
-    done
-    for _ in {1..50}; do
-        rmdir "$cgroups/$ns/kubepods/pod" "$cgroups/$ns/kubepods" "$cgroups/$ns" && break
-        sleep 0.1
-    done
-    umount "$dir/bpf"
-    [ -n "${KEEP:-}" ] || rm -rf "$dir"
-    exec 2>&3
 }
 
 # --- what a device is tested with ---
@@ -541,7 +509,7 @@ spec:
 status: {loadBalancer: {ingress: [{ip: 192.0.2.$2}, {ip: "fd92::$2"}]}}
 EOF
 }
-node() {
+node_object() {
     cat <<EOF
 ---
 apiVersion: v1
@@ -553,24 +521,21 @@ EOF
 }
 
 # --- the agent ---
-start_agent() {
+start_agent_with() {
+    local flags
     flags="--ejection off --sync-period 2s --max-services 64 --max-frontends 64 --max-slots 1024 --max-backends 256 --max-flows 16384 --max-sockets 4096 $*"
     # `exec`: the process whose number is kept is the agent, not a shell.
-    (exec nsenter "--net=/run/netns/$ns-node1" env "BALLAST_BPFFS=$dir/bpf" "$ballast" run --hostname-override node1 --manifests "$dir/manifests" \
-        --cgroup-root "$cgroups/$ns" --service-cidrs 10.96.0.0/16,fd96::/112 $flags </dev/null >>"$dir/log" 2>&1) &
-    agent=$!
+    (exec "$dir/node1" ballast run --hostname-override node1 --manifests "$dir/manifests" --cgroup-root "$(group node1)" \
+        --service-cidrs 10.96.0.0/16,fd96::/112 $flags </dev/null >>"$dir/log" 2>&1) &
+    agent[node1]=$!
     local lines=${logged:-0}
     for _ in {1..1200}; do
         tail -n "+$((lines + 1))" "$dir/log" | grep -q 'first sync done' && { logged=$(wc -l <"$dir/log"); return; }
-        kill -0 "$agent" 2>/dev/null || break
+        kill -0 "${agent[node1]}" 2>/dev/null || break
         sleep 0.25
     done
     cat "$dir/log"
     die 'the agent does not start'
-}
-end_agent() {
-    kill "$agent"
-    wait "$agent" || true
 }
 
 # --- the checks ---
@@ -630,7 +595,7 @@ cell() {
             is_served "$client" Tcp "${to%:*}:8080" "${to##*:}" "$seen $own" && why=served
             echo "    without a Service, ${to%:*}: $why" >&2
         done
-        BALLAST_BPFFS=$dir/bpf "$ballast" status -o wide | grep -i 'drop\|refus' >&2 || true
+        within node1 ballast status -o wide | grep -i 'drop\|refus' >&2 || true
     fi
 }
 frontends() {
@@ -732,27 +697,30 @@ igb (NIC)|igb none veth
 e1000e (NIC)|e1000e none veth
 '
 
-trap take_down EXIT
-trap 'exit 130' INT TERM HUP
+clear_up ''
 pumps='' failures='' own='' broken=''
-mkdir "$dir" "$dir/bpf" "$dir/manifests"
-mount -t bpf bpf "$dir/bpf"
-mkdir -p "$cgroups/$ns/kubepods/pod"
+begin_lab "$1"
+mkdir "$dir/bpf-node1"
+mount -t bpf bpf "$dir/bpf-node1"
+mkdir -p "$(group node1)/kubepods/pod"
 : >"$dir/log"
 {
     service here 1
     service there 2
     slices here node1 10.1.0.10 fd01::10
     slices there node2 10.2.0.11 fd02::11
-    node 1
-    node 2
+    node_object 1
+    node_object 2
 } >"$dir/manifests/all.yaml"
-for name in client here there node1 node2 outside lan; do machine $name; done
-peer here here "$ns/kubepods/pod"
+for name in client here there node1 node2 outside lan; do
+    machine $name
+    within $name sh -c 'for which in all default; do echo 1 >/proc/sys/net/ipv4/conf/$which/rp_filter; done'
+done
+peer here here kubepods/pod
 peer there there ''
-peer pod-socket client "$ns/kubepods/pod"
+peer pod-socket client kubepods/pod
 peer pod-packet client ''
-peer node-socket node1 "$ns"
+peer node-socket node1 .
 peer node-packet node1 ''
 peer outside outside ''
 for name in here there; do
@@ -762,7 +730,7 @@ for name in here there; do
 done
 clear
 network veth none veth
-start_agent --xdp auto
+start_agent_with --xdp auto
 run() {
     local name parts reason
     while IFS='|' read -r name parts reason; do
@@ -774,8 +742,8 @@ run() {
 run <<<"$kinds"
 # Only those of a virtual machine that was made for this test.
 if [ -e /ballast/devices.sh ]; then
-    end_agent
-    start_agent --xdp native
+    end_agent node1 TERM
+    start_agent_with --xdp native
     run <<<"$nics"
 fi
 [ -z "$failures" ] || die "$failures"

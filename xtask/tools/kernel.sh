@@ -196,7 +196,7 @@ initramfs() {
             echo "$device_packages" >"$tools.packages"
         }
         cp -a "$tools/." "$root"
-        cp "$DEVICES" "$root/ballast/devices.sh"
+        cp "$DEVICES" "$(dirname "$DEVICES")/lab.sh" "$root/ballast"
         printf %s "${DEVICES_WANTED:-}" >"$root/ballast/wanted"
         modules+=" $device_modules"
     elif [ "$arch" = "$(uname -m)" ]; then

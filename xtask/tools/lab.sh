@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A lab: nodes, pods and other machines as network namespaces of this machine. demo.sh and traffic.sh source it:
+# A lab: nodes, pods and other machines as network namespaces of this machine. The scripts beside it source it:
 #
 # . lab.sh NAME     NAME: of the lab; its files are in ballast-NAME-PID in the folder for temporary files
 #
@@ -29,7 +29,7 @@ await() {
 # --- the place of a lab on this machine ---
 start_of() { awk '{ sub(/.*\) /, ""); print $20 }' "/proc/$1/stat" 2>/dev/null || true; }
 namespaces() { (cd /run/netns 2>/dev/null && ls) | grep "^ballast-$1-" || true; }
-groups() { find "$cgroups" -maxdepth 1 -name "ballast-$lab-$1-*"; }
+groups() { find "$cgroups" -depth -maxdepth 3 -type d -path "$cgroups/ballast-$lab-$1-*"; }
 inhabitants() {
     local name
     for name in $(namespaces "$1"); do ip netns pids "$name"; done

@@ -26,6 +26,11 @@ impl Helm {
         Ok(Self { program, chart: workspace.root().join("deploy/chart") })
     }
 
+    /// Returns the path of Helm.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Returns the path of the chart.
     pub fn chart(&self) -> &Path {
         &self.chart

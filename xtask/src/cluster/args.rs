@@ -54,16 +54,10 @@ pub(super) enum Action {
         #[command(flatten)]
         which: Which,
     },
-    /// What comes to the hooks of a node's programs in `faults`
-    #[command(hide = true)]
-    Foreign {
-        /// The hook
-        hook: String,
-    },
     /// Inject faults into a cluster in random order, and compare the endpoints of connections with those that `ballast explain` predicts
     Chaos {
         #[command(flatten)]
-        args: faults::ChaosArgs,
+        args: faults::RandomArgs,
         #[command(flatten)]
         which: Which,
     },
@@ -71,7 +65,7 @@ pub(super) enum Action {
     /// each agent
     Soak {
         #[command(flatten)]
-        args: faults::SoakArgs,
+        args: faults::RandomArgs,
         #[command(flatten)]
         which: Which,
     },
@@ -84,6 +78,10 @@ pub(super) enum Action {
     },
     /// Create a cluster of two nodes with kubeadm, without kube-proxy, and check that Ballast works on it
     Kubeadm {
+        /// Instead, create it with kube-proxy, and run the commands of docs/migration.md, to Ballast and back, while clients use
+        /// its Services
+        #[arg(long)]
+        migrate: bool,
         #[command(flatten)]
         given: Given,
         #[command(flatten)]

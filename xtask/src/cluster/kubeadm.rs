@@ -1,5 +1,6 @@
 //! `cargo xtask test cluster kubeadm`: creates a cluster with the real kubeadm but without kube-proxy; Ballast's chart serves
-//! its Services from the start. Images are built here; nothing is pulled.
+//! its Services from the start. With `--migrate`, kubeadm installs kube-proxy, and the commands of docs/migration.md replace it
+//! and bring it back. Images are built here; nothing is pulled.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,38 +14,46 @@ use super::parts::{batch, link_programs, prepare};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
 use super::proxy::{PROXY, Proxy};
 use super::workdir::{self, Workdir};
-use super::{control, deployed, image, node};
+use super::{control, deployed, image, migration, node};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{gotools, log, signal};
 
 /// Time limit of each wait; kubeadm's own limit for the API server is four minutes.
-const PATIENCE: Duration = Duration::from_mins(5);
+pub(super) const PATIENCE: Duration = Duration::from_mins(5);
 /// The node of the control plane, and a node that joins.
-const NODES: [Node; 2] = [Node(1), Node(2)];
-const ADMIN: &str = "/etc/kubernetes/admin.conf";
+pub(super) const NODES: [Node; 2] = [Node(1), Node(2)];
+pub(super) const ADMIN: &str = "/etc/kubernetes/admin.conf";
 /// Programs of the control plane, each in an image of the same name.
 const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];
+/// Name of kube-proxy's program and of its `DaemonSet`.
+const KUBE_PROXY: &str = "kube-proxy";
 /// Preflight checks that fail in a namespace on a shared machine, or without systemd.
 const IGNORED: &str = "SystemVerification,Swap,Mem,NumCPU,Hostname";
 
 /// Creates the cluster, checks its Services from both nodes, and keeps it: `cargo xtask test cluster down` removes it.
-pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
+pub fn run(workdir: &Workdir, given: &Given, migrates: bool) -> Result<()> {
     let workspace = Workspace::find()?;
     prepare(&workspace)?;
     let kubeadm = gotools::build(&workspace, &[gotools::KUBEADM])?;
     let kubeadm = kubeadm.first().context("kubeadm was not built")?;
     let ballast = given.complete(&workspace, Proxy::Ballast)?;
     workdir.make()?;
-    super::parts::or_leave(workdir, || assemble(&workspace, workdir, kubeadm, &ballast))
+    super::parts::or_leave(workdir, || assemble(&workspace, workdir, kubeadm, &ballast, migrates))
 }
 
-fn assemble(workspace: &Workspace, workdir: &Workdir, kubeadm: &Path, ballast: &Ballast) -> Result<()> {
+fn assemble(
+    workspace: &Workspace,
+    workdir: &Workdir,
+    kubeadm: &Path,
+    ballast: &Ballast,
+    migrates: bool,
+) -> Result<()> {
     workdir.write(workdir::SETTINGS, "")?;
     workdir.write(PROXY, &Proxy::None.to_string())?;
     Cni::Bridge.prepare(workspace, workdir)?;
-    let images = programs(workspace, workdir, kubeadm, ballast)?;
+    let images = programs(workspace, workdir, kubeadm, ballast, migrates)?;
     start_machines(workdir)?;
     each(&NODES, |on| {
         node::start_containerd(workdir, on)?;
@@ -53,11 +62,18 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, kubeadm: &Path, ballast: &
         start_kubelet(&workdir.node(on))
     })?;
     let begun = Instant::now();
-    init(workspace, workdir)?;
+    init(workspace, workdir, migrates)?;
     configure_dns(workdir)?;
     log::line(format_args!("    kubeadm init: {}", log::seconds(begun.elapsed())));
+    if migrates {
+        join(workdir)?;
+        ready(workdir, "daemonset", KUBE_PROXY)?;
+        ready(workdir, "deployment", "coredns")?;
+        return migration::run(workspace, workdir);
+    }
     install(workspace, workdir)?;
     join(workdir)?;
+    ready(workdir, "daemonset", deployed::NAME)?;
     look(workdir)?;
     log::line(format_args!("    from kubeadm init on: {}", log::seconds(begun.elapsed())));
     Ok(())
@@ -68,6 +84,7 @@ fn programs(
     workdir: &Workdir,
     kubeadm: &Path,
     ballast: &Ballast,
+    migrates: bool,
 ) -> Result<Vec<PathBuf>> {
     link_programs(workspace, workdir, &ballast.program)?;
     std::os::unix::fs::symlink(kubeadm, workdir.programs().join("kubeadm")).context("cannot link kubeadm")?;
@@ -76,7 +93,7 @@ fn programs(
     let list = Cmd::new(kubeadm).args(["config", "images", "list", "--config"]).arg(config).read()?;
     let mut images = vec![image::make(workdir)?];
     let all: Vec<_> = list.split_whitespace().collect();
-    for program in STATIC {
+    for program in STATIC.into_iter().chain(migrates.then_some(KUBE_PROXY)) {
         let named = all.iter().find(|name| name.contains(&format!("/{program}:")));
         let named = named.with_context(|| format!("kubeadm names no image of {program}: {list}"))?;
         images.push(image::make_of(workdir, program, named)?);
@@ -152,11 +169,13 @@ fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
     done.map(|_| ()).with_context(|| format!("see {} and the other logs in that folder", log.display()))
 }
 
-fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
-    log::step("kubeadm init --skip-phases=addon/kube-proxy");
+fn init(workspace: &Workspace, workdir: &Workdir, has_kube_proxy: bool) -> Result<()> {
     let config = workdir.dir().join("kubeadm.yaml").display().to_string();
     ensure!(gotools::version(workspace, &gotools::KUBEADM)?.starts_with('v'), "kubeadm has no version");
-    kubeadm(workdir, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
+    let skipped = (!has_kube_proxy).then_some("--skip-phases=addon/kube-proxy");
+    let words: Vec<_> = ["init"].into_iter().chain(skipped).chain(["--config", &config]).collect();
+    log::step(format_args!("kubeadm {}", words.join(" ")));
+    kubeadm(workdir, NODES[0], &words)
 }
 
 /// Replaces the configuration of `CoreDNS`: kubeadm's names plugins that the DNS server of the image lacks.
@@ -169,7 +188,7 @@ fn configure_dns(workdir: &Workdir) -> Result<()> {
 }
 
 /// Returns a command that runs kubectl as kubeadm's administrator, on the node of the control plane.
-fn kubectl(workdir: &Workdir, words: &[&str]) -> Cmd {
+pub(super) fn kubectl(workdir: &Workdir, words: &[&str]) -> Cmd {
     workdir.node(NODES[0]).command(&[&["kubectl", "--kubeconfig", ADMIN], words].concat())
 }
 
@@ -217,8 +236,7 @@ fn join(workdir: &Workdir) -> Result<()> {
     signal::wait_for("both nodes to be ready", PATIENCE, || {
         let output = kubectl(workdir, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
         Ok((output.matches(" Ready ").count() == NODES.len()).then_some(()))
-    })?;
-    ready(workdir, "daemonset", deployed::NAME)
+    })
 }
 
 /// Checks that there is no kube-proxy and that Services work on both nodes: the API server's and DNS, for processes of the
@@ -256,15 +274,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_is_of_three_parts_and_has_no_kube_proxy() {
+    fn configuration_has_a_part_for_each_component() {
         let text = configuration("v1.37.2");
         let parts: Vec<Value> =
             text.split("\n---\n").map(|part| serde_saphyr::from_str(part).unwrap()).collect();
         let kinds: Vec<_> = parts.iter().map(|part| part["kind"].as_str().unwrap()).collect();
-        assert_eq!(kinds, ["InitConfiguration", "ClusterConfiguration", "KubeletConfiguration"]);
+        let own =
+            ["InitConfiguration", "ClusterConfiguration", "KubeProxyConfiguration", "KubeletConfiguration"];
+        assert_eq!(kinds, own);
         assert_eq!(parts[1]["kubernetesVersion"], "v1.37.2");
         assert_eq!(parts[0]["nodeRegistration"]["name"], "node1");
-        assert_eq!(parts[2]["failSwapOn"], false);
-        assert!(!text.contains("KubeProxyConfiguration"));
+        assert_eq!(parts[3]["failSwapOn"], false);
     }
 }

@@ -11,6 +11,7 @@ pub mod faults;
 mod image;
 mod kubeadm;
 mod machine;
+mod migration;
 mod node;
 mod parts;
 pub mod plan;
@@ -43,11 +44,7 @@ pub use workdir::Workdir;
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    if !exec::is_root() {
-        bail!(
-            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask test cluster ...`"
-        );
-    }
+    exec::require_root("create the namespaces of the nodes", "test cluster ...")?;
     match &args.command {
         Action::Up(wanted) => {
             signal::catch();
@@ -82,11 +79,10 @@ pub fn run(args: &Args) -> Result<()> {
             signal::catch();
             faults::soak(&there(which)?, args)
         }
-        Action::Kubeadm { given, which } => {
+        Action::Kubeadm { migrate, given, which } => {
             signal::catch();
-            kubeadm::run(&Workdir::of(&which.name)?, given)
+            kubeadm::run(&Workdir::of(&which.name)?, given, *migrate)
         }
-        Action::Foreign { hook } => faults::attach_foreign(hook),
         Action::Knock { targets } => faults::load(targets),
         Action::Init { machine, which } => machine::init(&Workdir::of(&which.name)?, machine),
     }

@@ -52,6 +52,7 @@ pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &
     let server = apiserver::build(workspace)?;
     link("etcd", &server.etcd)?;
     link("kube-apiserver", &server.kube_apiserver)?;
+    link("kube-proxy", &server.kube_proxy)?;
     let files = gotools::build(workspace, &gotools::CLUSTER)?;
     gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))
 }

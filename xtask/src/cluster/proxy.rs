@@ -4,13 +4,12 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::deployed;
 use super::plan::{Node, POD_RANGES, each};
 use super::workdir::Workdir;
 use crate::cross;
-use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
 
@@ -57,7 +56,6 @@ impl Proxy {
         if self == Self::Ballast {
             return deployed::install(workspace, workdir, image);
         }
-        self.prepare(workspace, workdir)?;
         each(&workdir.nodes(), |node| self.start_on(workdir, node))
     }
 
@@ -67,17 +65,6 @@ impl Proxy {
             return deployed::uninstall(workspace, workdir);
         }
         each(&workdir.nodes(), |node| self.stop_on(workdir, node))
-    }
-
-    /// Builds the proxy for the cluster; Ballast has been built already.
-    fn prepare(self, workspace: &Workspace, workdir: &Workdir) -> Result<()> {
-        let link = workdir.programs().join("kube-proxy");
-        if self.program() == Some("kube-proxy") && !link.exists() {
-            let built = gotools::build(workspace, &[gotools::KUBE_PROXY])?;
-            let file = built.first().context("kube-proxy was not built")?;
-            std::os::unix::fs::symlink(file, link).context("cannot link kube-proxy")?;
-        }
-        Ok(())
     }
 
     /// Starts the proxy on a node, if it is a process there.

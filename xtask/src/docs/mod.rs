@@ -163,9 +163,7 @@ const SCREENSHOTS_TEST: &str = "page::works_in_a_browser";
 
 /// Takes the pictures of docs/page.md, of a node with traffic.
 fn screenshots(workspace: &Workspace) -> Result<()> {
-    if !exec::is_root() {
-        bail!("the pictures are of a node in network namespaces: run this as root");
-    }
+    exec::require_root("make pictures of a node in network namespaces", "build docs --screenshots")?;
     setup::tools(Need::Netns)?;
     build::bpf(workspace, &build::Args::default())?;
     let folder = workspace.root().join("docs/page");
@@ -208,7 +206,8 @@ mod tests {
         };
         let exists = |name: &&str| {
             let last = name.rsplit("::").next().unwrap();
-            let forms = [format!("\"{name}\""), format!("fn {last}("), format!("mod {last}")];
+            let forms =
+                [format!("\"{name}\""), format!("fn {last}("), format!("mod {last}"), format!("!({last} =")];
             forms.iter().any(|form| sources.contains(form))
         };
         let (there, lost): (Vec<_>, Vec<_>) = named.filter(is_name).partition(exists);

@@ -79,11 +79,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    if !exec::is_root() {
-        bail!(
-            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask test e2e`"
-        );
-    }
+    exec::require_root("create the namespaces of the nodes", "test e2e")?;
     signal::catch();
     let workspace = Workspace::find()?;
     let programs = gotools::build(&workspace, &gotools::SUITE)?;

@@ -45,14 +45,15 @@ exec "$0" "$@""#;
 const BOOTED: &str = "booted:";
 
 /// Time limit until [`BOOTED`]. On a busy machine, the emulated timer loses ticks; the kernel then hangs before the init script.
+/// Seldom, it panics there (`Oops: int3`): an emulated CPU runs an instruction that another one has already patched back.
 const BOOT_LIMIT: Duration = Duration::from_mins(3);
 const BOOTS: usize = 3;
 
 /// Outcome of a boot.
 #[derive(Debug)]
 enum End {
-    /// The init script never started: an error of qemu, not of the tests.
-    NotBooted,
+    /// The init script never started: an error of qemu, not of the tests. Contains the reason.
+    NotBooted(String),
     /// Exit status of the tests.
     Status(String),
 }
@@ -64,7 +65,7 @@ pub fn run(arch: Arch, kernel: &Path, initramfs: &Path, nics: bool) -> Result<Ve
         let console = RefCell::new(Vec::new());
         match boot(arch, kernel, initramfs, nics, &console)? {
             End::Status(status) => return verdict(&status).map(|()| console.into_inner()),
-            End::NotBooted => log::line(format_args!("    no sign of life in {} s", BOOT_LIMIT.as_secs())),
+            End::NotBooted(reason) => log::line(format_args!("    not booted: {reason}")),
         }
     }
     bail!("the kernel did not boot in {BOOTS} attempts")
@@ -129,19 +130,25 @@ fn watch(
     limit: Duration,
     show: impl Fn(&str),
 ) -> Result<End> {
-    let mut booted = false;
+    let (mut booted, mut panicked) = (false, false);
     loop {
         let deadline = start + if booted { limit } else { BOOT_LIMIT };
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 show(&line);
                 booted |= line.contains(BOOTED);
+                panicked |= line.contains("Kernel panic");
                 if let Some(status) = status(&line) {
                     return Ok(End::Status(status.to_owned()));
                 }
             }
-            Err(mpsc::RecvTimeoutError::Timeout) if !booted => return Ok(End::NotBooted),
+            Err(mpsc::RecvTimeoutError::Timeout) if !booted => {
+                return Ok(End::NotBooted(format!("no sign of life in {} s", BOOT_LIMIT.as_secs())));
+            }
             Err(mpsc::RecvTimeoutError::Timeout) => bail!("no result after {} min", limit.as_secs() / 60),
+            Err(mpsc::RecvTimeoutError::Disconnected) if panicked && !booted => {
+                return Ok(End::NotBooted("a panic".to_owned()));
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => bail!("qemu ended before the tests did"),
         }
     }
@@ -189,8 +196,19 @@ mod tests {
     fn a_hang_before_our_script_is_told_from_one_in_the_tests() {
         let (sender, receiver) = mpsc::channel();
         let long_ago = Instant::now().checked_sub(LIMIT).unwrap();
-        assert!(matches!(watch(&receiver, long_ago, LIMIT, |_| ()), Ok(End::NotBooted)));
+        assert!(matches!(watch(&receiver, long_ago, LIMIT, |_| ()), Ok(End::NotBooted(_))));
         sender.send(format!("{BOOTED} 6.1")).unwrap();
         assert!(watch(&receiver, long_ago, LIMIT, |_| ()).unwrap_err().to_string().contains("no result"));
+    }
+
+    #[test]
+    fn a_panic_before_our_script_is_told_from_one_in_the_tests() {
+        let panic = "Kernel panic - not syncing: Fatal exception in interrupt";
+        assert!(matches!(end(&["Oops: int3", panic], Instant::now()), Ok(End::NotBooted(_))));
+        let booted = format!("{BOOTED} 6.1");
+        for console in [&[&*booted, panic][..], &["qemu-system-x86_64: no such device"]] {
+            let error = end(console, Instant::now()).unwrap_err().to_string();
+            assert!(error.contains("qemu ended"), "{console:?}: {error}");
+        }
     }
 }

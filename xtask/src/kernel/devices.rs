@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::{Programs, RUNNING};
 use crate::cluster::faults::page;
@@ -38,9 +38,7 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     let programs = Programs::build(&workspace, Arch::HOST)?;
     let (release, console) = if args.kernel == RUNNING {
-        if !exec::is_root() {
-            bail!("needs root, to load programs and make network namespaces");
-        }
+        exec::require_root("load programs and make network namespaces", "test devices ...")?;
         let said = Cmd::new("bash")
             .args(["-o", "pipefail", "-c", r#""$0" "$@" | tee /dev/stderr"#])
             .arg(workspace.root().join(super::DEVICES_SCRIPT))

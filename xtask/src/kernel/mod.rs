@@ -101,9 +101,7 @@ impl Programs {
 
     /// Runs the tests on this machine and returns the lines of their output.
     fn run_here(&self) -> Result<Vec<String>> {
-        if !exec::is_root() {
-            bail!("needs root, to load programs and make network namespaces");
-        }
+        exec::require_root("load programs and make network namespaces", "test --kernel running")?;
         // To open /dev/stderr again would truncate a log file.
         let tests = r#""$0" --kernel-smoke | tee >(cat >&2)"#;
         let said = Cmd::new("bash")

@@ -1,10 +1,7 @@
 //! `cargo xtask lint`: checks the format, clippy on the host and on the BPF target, and the project's own rules.
 
-mod circles;
 mod commands;
-mod layers;
 pub(crate) mod links;
-mod paths;
 mod scripts;
 mod source;
 mod words;
@@ -16,7 +13,6 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use clap::Command;
 
-use paths::Unit;
 use source::Finding;
 
 use crate::exec::{self, Cmd};
@@ -47,7 +43,7 @@ pub fn run(args: &Args, xtask: Command) -> Result<()> {
             failed.push(name);
         }
     };
-    check("rules", log::timed("layers, circles, words, links, commands", || rules(&workspace, xtask)));
+    check("rules", log::timed("words, links, commands", || rules(&workspace, xtask)));
     check("docs", docs::check(&workspace));
     if !args.rules_only {
         check("fmt", log::timed("cargo fmt --check", || fmt(&workspace)));
@@ -171,16 +167,14 @@ fn unpinned(workflow: &str) -> Option<&str> {
 /// Returns every Rust file of the project: its path from the root, and its text.
 #[cfg(test)]
 pub(crate) fn rust_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
-    let files = source::files(root)?.into_iter().filter(source::SourceFile::is_rust);
+    let files =
+        source::files(root)?.into_iter().filter(|file| file.path.extension().is_some_and(|ext| ext == "rs"));
     Ok(files.map(|file| (file.path, file.text)).collect())
 }
 
 fn rules(workspace: &Workspace, xtask: Command) -> Result<()> {
     let files = source::files(workspace.root())?;
-    let units = files.iter().filter_map(|file| Unit::read(file).transpose()).collect::<Result<Vec<_>>>()?;
-    let mut findings: Vec<_> = units.iter().flat_map(layers::modules).collect();
-    findings.extend(circles::check(&units));
-    findings.extend(files.iter().flat_map(words::check));
+    let mut findings: Vec<_> = files.iter().flat_map(words::check).collect();
     findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));
     findings.extend(commands::check(&files, &[("cargo xtask", xtask)]));
     findings.sort();

@@ -13,18 +13,6 @@ pub(super) struct SourceFile {
     pub text: String,
 }
 
-impl SourceFile {
-    /// Whether the file is Rust code.
-    pub fn is_rust(&self) -> bool {
-        self.path.extension().is_some_and(|ext| ext == "rs")
-    }
-
-    /// Whether the file contains only tests: `x/tests.rs`, `x/tests/y.rs`, and the `tests` folder of a crate.
-    pub fn is_test(&self) -> bool {
-        self.path.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "tests.rs")
-    }
-}
-
 /// Returns all text files below the root, without cargo's and git's folders (`target`, `.git`).
 pub(super) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();

@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
@@ -33,11 +33,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    if !exec::is_root() {
-        bail!(
-            "needs root to create network namespaces and load programs: `sudo -E env \"PATH=$PATH\" cargo xtask test traffic`"
-        );
-    }
+    exec::require_root("create network namespaces and load programs", "test traffic")?;
     let workspace = Workspace::find()?;
     let mut script = Cmd::new(workspace.root().join("xtask/tools/traffic.sh")).dir(workspace.root());
     if args.down {
@@ -49,13 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
             script = script.env(name, path);
         }
     }
-    let ballast = match &args.ballast {
-        Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
-        None => {
-            build::bpf(&workspace, &build::Args::default())?;
-            build::agent(&workspace, &build::Args::default())?
-        }
-    };
+    let ballast = build::given_or_built(&workspace, args.ballast.as_deref())?;
     let script = script.env("TRAFFIC_PYTHON", python_packages()?).arg(ballast).args(&args.parts);
     // In the place of this process: Ctrl-C is for the script, which removes the namespaces.
     Err(script.into_std().exec()).context("cannot start the script")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # images.sh FOLDER PROGRAMS NAME IMAGE...
 # Builds images from scratch, and writes them to the archive FOLDER/NAME.tar. They have one layer: for the name `images` with
-# agnhost, the DNS server and the tools that the end-to-end tests call in pods; else with the program of this name. An image is
-# `NAME|ENTRY POINT|ARGUMENTS`, the last two as lists in JSON.
+# agnhost, the DNS server and the tools that the end-to-end tests call in pods; else with the program of this name, and what
+# kube-proxy calls. An image is `NAME|ENTRY POINT|ARGUMENTS`, the last two as lists in JSON.
 set -euo pipefail
 
 folder=$1 programs=$2 archive=$3
@@ -11,12 +11,17 @@ rm -rf "$root"
 mkdir -p "$root"/{bin,tmp,etc}
 case $(uname -m) in aarch64) architecture=arm64 ;; *) architecture=amd64 ;; esac
 copy() { mkdir -p "$(dirname "$2")" && cp -L "$1" "$2"; }
+# Copies the libraries of the files.
+libraries() {
+    local library
+    for library in $(ldd "$@" 2>/dev/null | grep -o '/[^ :]*' | sort -u); do copy "$library" "$root$library"; done
+}
 # Copies the program $1 of this machine with its libraries to /bin/$2.
 program() {
-    local file library
+    local file
     file=$(command -v "$1") || { echo "no $1" >&2; exit 1; }
     copy "$file" "$root/bin/$2"
-    for library in $(ldd "$file" 2>/dev/null | grep -o '/[^ ]*'); do copy "$library" "$root$library"; done
+    libraries "$file"
 }
 # Writes the files of the image into the archive $1.
 pack() { tar --sort=name --owner=0 --group=0 --numeric-owner -C "$root" -cf "$1" .; }
@@ -64,6 +69,18 @@ if [ "$archive" = images ]; then
     for name in curl nc.openbsd:nc dig bash dash:sh wget unshare; do program "${name%:*}" "${name#*:}"; done
 else
     copy "$programs/$archive" "$root/bin/$archive"
+    if [ "$archive" = kube-proxy ]; then
+        # The path of kubeadm's DaemonSet; and iptables, with its extensions, for the mode that kubeadm sets.
+        mkdir -p "$root/usr/local/bin" && ln -s /bin/kube-proxy "$root/usr/local/bin/kube-proxy"
+        for name in iptables ip6tables; do
+            for part in '' -save -restore; do program "$name-nft$part" "$name$part"; done
+        done
+        for extensions in /usr/lib/*-linux-gnu/xtables; do
+            cp -rL --parents "$extensions" "$root"
+            libraries "$extensions"/*.so
+        done
+        program nft nft
+    fi
 fi
 
 pack "$folder/layer.tar"

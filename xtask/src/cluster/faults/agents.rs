@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::cluster::plan::Node;
 use crate::cluster::{Proxy, Workdir, current_proxy, deployed, kubectl};
@@ -69,16 +69,6 @@ impl Agents {
             Proxy::BallastHost.start_on(workdir, node)?;
         }
         Ok(())
-    }
-
-    /// Returns the log of an agent.
-    pub(super) fn log(self, workdir: &Workdir, node: Node) -> Result<String> {
-        if self == Self::Pods {
-            let pod = deployed::pod(workdir, node)?;
-            return kubectl(workdir, &["logs", "-n", deployed::SPACE, &pod, "-c", deployed::NAME]).read();
-        }
-        let file = workdir.node(node).log("ballast");
-        std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
     }
 }
 

@@ -10,31 +10,31 @@ use serde_json::Value;
 use super::clients;
 use super::load::{Client, Tally};
 use super::probe::{Kind, Target};
-use super::table::{self, CABLE, Case, GONE, Parameters, case};
+use super::table::{CABLE, Case, GONE, Parameters, case};
 use super::testbed::{self, Testbed};
-use super::{control_plane, device, node, page, rolling};
+use super::{control_plane, device, node, rolling};
 use crate::cluster::{Workdir, kubectl};
 use crate::{log, signal};
 
 /// How long, and in which order.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// How many minutes to inject faults
-    #[arg(long, default_value_t = 10)]
-    minutes: u64,
+    /// How many minutes to inject faults; default: 10 (chaos), 60 (soak)
+    #[arg(long)]
+    minutes: Option<u64>,
     /// The seed for the order of faults; it is printed, so that a run can be repeated
     #[arg(long)]
     seed: Option<u64>,
-    /// Write the table to docs/benchmarks/faults.md
+    /// Write the results to docs/benchmarks
     #[arg(long)]
-    page: bool,
+    pub(super) page: bool,
 }
 
 /// How long the API server is stopped each time.
 const AWAY: Duration = Duration::from_secs(20);
 
 /// Faults that may be injected. None affects the pods whose connections stay open.
-pub(super) const FAULTS: [Case; 9] = [
+pub(super) const FAULTS: [Case; 8] = [
     case("an agent is killed", |testbed, parameters| {
         testbed.agents.kill(testbed.workdir, parameters.node, GONE)
     }),
@@ -48,7 +48,6 @@ pub(super) const FAULTS: [Case; 9] = [
         rolling::await_equal(testbed)
     }),
     case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
-    case("foreign programs are attached and detached", |testbed, _| node::foreign_programs(testbed)),
     case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),
     case("agents run out of memory, again and again", |testbed, _| control_plane::out_of_memory(testbed)),
     Case {
@@ -63,19 +62,12 @@ type Predicted = BTreeMap<String, BTreeSet<String>>;
 
 /// Injects random faults into a cluster for a while, and prints what its clients saw.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
-    let seed = args.seed.unwrap_or_else(seed_of_now);
-    log::line(format_args!("seed: {seed}"));
-    let (mut random, start) = (Random(seed), Instant::now());
+    let mut order = RandomOrder::begin(args, 10);
     let testbed = Testbed::make(workdir)?;
+    let faults: Vec<_> = FAULTS.iter().collect();
     let mut lines = Vec::new();
     let mut all = || -> Result<()> {
-        while start.elapsed() < Duration::from_secs(60 * args.minutes) {
-            signal::check()?;
-            let fault = FAULTS.get(random.below(FAULTS.len())).context("no fault")?;
-            let nodes = testbed.nodes();
-            let on = *nodes.get(random.below(nodes.len())).context("no node")?;
-            let parameters =
-                Parameters { node: on, pods: 1 + random.below(8) as u8, ..Parameters::default() };
+        while let Some((fault, parameters)) = order.next(&testbed, &faults)? {
             let mut predicted = predict(&testbed)?;
             let mut line = super::under_traffic(&testbed, fault, &parameters)?;
             for (who, pods) in predict(&testbed)? {
@@ -91,20 +83,10 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         Ok(())
     };
     let done = all();
-    super::finish(&testbed, done, &lines)?;
-    if args.page {
-        let command =
-            format!("cargo xtask test cluster chaos --minutes {} --seed {seed} --page", args.minutes);
-        let proxy = testbed.agents.proxy();
-        let title = format!("Faults in random order ({proxy})");
-        page::write(
-            &format!("chaos {proxy}"),
-            &title,
-            &[super::up(proxy, &workdir.settings()), command],
-            &table::markdown(&lines),
-        )?;
-    }
-    table::require_good(&lines)
+    let proxy = testbed.agents.proxy();
+    let command = format!("cargo xtask test cluster chaos {}", order.words);
+    let part = (format!("chaos {proxy}"), format!("Faults in random order ({proxy})"), command);
+    super::finish(&testbed, done, &lines, args.page.then_some(part))
 }
 
 /// Checks that every answer came from a pod that was predicted.
@@ -168,22 +150,49 @@ fn endpoints(explained: &Value, who: &str) -> Result<Vec<String>> {
     Ok(addresses.map(|text| without_port(text).trim_matches(['[', ']']).to_owned()).collect())
 }
 
-/// Returns another seed for each run.
-pub(super) fn seed_of_now() -> u64 {
-    jiff::Timestamp::now().as_second().cast_unsigned()
+/// An order that depends only on its seed.
+pub(super) struct RandomOrder {
+    state: u64,
+    ends: Instant,
+    /// The arguments by which the run can be repeated.
+    pub words: String,
 }
 
-/// Random numbers that depend only on the seed: `SplitMix64`.
-pub(super) struct Random(pub u64);
-
-impl Random {
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ (word >> 31)) % limit.max(1) as u64) as usize
+impl RandomOrder {
+    /// Begins the run, and prints the seed.
+    pub(super) fn begin(args: &Args, minutes: u64) -> Self {
+        let minutes = args.minutes.unwrap_or(minutes);
+        let seed = args.seed.unwrap_or_else(|| jiff::Timestamp::now().as_second().cast_unsigned());
+        log::line(format_args!("seed: {seed}"));
+        let ends = Instant::now() + Duration::from_secs(60 * minutes);
+        Self { state: seed, ends, words: format!("--minutes {minutes} --seed {seed} --page") }
     }
+
+    /// Returns the next one of these faults, on a random node; `None` once the time is over.
+    pub(super) fn next<'a>(
+        &mut self,
+        testbed: &Testbed<'_>,
+        faults: &[&'a Case],
+    ) -> Result<Option<(&'a Case, Parameters)>> {
+        signal::check()?;
+        if Instant::now() >= self.ends {
+            return Ok(None);
+        }
+        let fault = *faults.get(below(&mut self.state, faults.len())).context("no fault")?;
+        let nodes = testbed.nodes();
+        let node = *nodes.get(below(&mut self.state, nodes.len())).context("no node")?;
+        let pods = 1 + below(&mut self.state, 8) as u8;
+        Ok(Some((fault, Parameters { node, pods, ..Parameters::default() })))
+    }
+}
+
+/// Returns a random number below `limit`, and advances the state: `SplitMix64`.
+fn below(state: &mut u64, limit: usize) -> usize {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut word = *state;
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((word ^ (word >> 31)) % limit.max(1) as u64) as usize
 }
 
 #[cfg(test)]
@@ -194,10 +203,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_one_order_and_every_fault_comes() {
-        let order = |seed| {
-            let mut random = Random(seed);
-            (0..200).map(|_| random.below(FAULTS.len())).collect::<Vec<_>>()
-        };
+        let order = |mut seed| (0..200).map(|_| below(&mut seed, FAULTS.len())).collect::<Vec<_>>();
         assert_eq!(order(7), order(7));
         assert_ne!(order(7), order(8));
         assert_eq!(order(7).into_iter().collect::<BTreeSet<_>>().len(), FAULTS.len());

@@ -1,5 +1,5 @@
-//! `cargo xtask test cluster faults`: injects faults into a cluster while clients on every path make connections, changes a node
-//! as other tools may do, and checks what must hold because nodes share a kernel.
+//! `cargo xtask test cluster faults`: injects faults into a cluster while clients on every path make connections, and
+//! checks what must hold because nodes share a kernel.
 
 mod agents;
 mod bare;
@@ -8,9 +8,7 @@ mod clients;
 mod cni;
 mod control_plane;
 mod device;
-mod external_changes;
 mod facts;
-mod foreign;
 mod load;
 mod node;
 mod objects;
@@ -34,11 +32,10 @@ use super::workdir::Workdir;
 use super::{Proxy, each};
 use crate::{log, signal};
 pub use bare::{Args as RollingArgs, run as rolling};
-pub use chaos::{Args as ChaosArgs, run as chaos};
-pub use foreign::attach as attach_foreign;
+pub use chaos::{Args as RandomArgs, run as chaos};
 pub use load::load;
 pub use probe::Target;
-pub use soak::{Args as SoakArgs, run as soak};
+pub use soak::run as soak;
 use table::{AROUND, CABLE, Case, GONE, Line, Parameters, case};
 use testbed::Testbed;
 
@@ -90,23 +87,19 @@ fn up(proxy: Proxy, settings: &[String]) -> String {
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
 /// Faults under traffic. No connection may be lost, except as `accepted_loss` says.
-const FAULTS: [Case; 18] = [
+const FAULTS: [Case; 14] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
     case("agents run out of memory, again and again", |testbed, _| control_plane::out_of_memory(testbed)),
-    case("bpffs is unmounted, then the agent is killed", |testbed, _| node::bpffs_unmounted(testbed)),
-    case("a map is full", |testbed, _| node::map_full(testbed)),
     Case {
         what: "a node's uplink flaps",
         fault: |testbed, _| node::uplink_flaps(testbed),
         accepted_loss: Some(CABLE),
     },
     case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
-    case("foreign programs are attached and detached", |testbed, _| node::foreign_programs(testbed)),
     case("the CNI plugin is restarted", |testbed, _| cni::restarted(testbed)),
     case("all rules of netfilter are deleted", |testbed, _| cni::flushed(testbed)),
-    case("clocks jump", |testbed, _| node::clocks_jump(testbed)),
     case("endpoints come and go", |testbed, _| endpoints_change(testbed)),
     case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),
     case("etcd is restored from an older snapshot", |testbed, _| control_plane::etcd_restored(testbed)),
@@ -127,17 +120,14 @@ const FACTS: [(&str, Fact); 3] = [
 /// Injects faults into a cluster, one after the other, and prints what its clients saw.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let is_wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|part| what.contains(part));
+    let mut names = FAULTS.iter().map(|case| case.what).chain(FACTS.map(|(what, _)| what));
+    ensure!(names.any(is_wanted), "no case has these words");
     let testbed = Testbed::make(workdir)?;
     let parameters = Parameters { away: Duration::from_secs(args.away), ..Parameters::default() };
     let mut lines = Vec::new();
     let mut all = || -> Result<()> {
         for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
             lines.push(under_traffic(&testbed, case, &parameters)?);
-            signal::check()?;
-        }
-        // Connections may fail during these changes, so they are not counted.
-        for damage in external_changes::DAMAGES.iter().filter(|damage| is_wanted(damage.what)) {
-            lines.push(at_rest(damage.what, || damage.inject_and_check(&testbed)));
             signal::check()?;
         }
         for (what, fact) in FACTS.into_iter().filter(|(what, _)| is_wanted(what)) {
@@ -147,30 +137,31 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         Ok(())
     };
     let done = all();
-    finish(&testbed, done, &lines)?;
-    ensure!(!lines.is_empty(), "no case has these words");
-    if args.page {
-        let proxy = testbed.agents.proxy();
-        let mut title =
-            if proxy == Proxy::Ballast { "The DaemonSet" } else { "A process of each node" }.to_owned();
-        let mut part = proxy.to_string();
-        if !args.only.is_empty() {
-            title.push_str(", some of the cases");
-            part.push_str(", some");
-        }
-        let commands = [up(proxy, &workdir.settings()), args.line()];
-        page::write(&part, &title, &commands, &table::markdown(&lines))?;
-    }
-    table::require_good(&lines)
+    let proxy = testbed.agents.proxy();
+    let title = if proxy == Proxy::Ballast { "The DaemonSet" } else { "A process of each node" };
+    let (of_cases, some) = if args.only.is_empty() { ("", "") } else { (", some of the cases", ", some") };
+    let part = (format!("{proxy}{some}"), format!("{title}{of_cases}"), args.line());
+    finish(&testbed, done, &lines, args.page.then_some(part))
 }
 
-/// Removes the testbed and prints the table, also of a run that has ended early.
-fn finish(testbed: &Testbed<'_>, done: Result<()>, lines: &[Line]) -> Result<()> {
+/// Removes the testbed, and prints the table, also of a run that has ended early. Writes the table of a whole run to this part
+/// of the page, with this title and command. Fails if a case has failed.
+fn finish(
+    testbed: &Testbed<'_>,
+    done: Result<()>,
+    lines: &[Line],
+    part: Option<(String, String, String)>,
+) -> Result<()> {
     let cleared = testbed.clear();
     if !lines.is_empty() {
         write!(std::io::stdout(), "{}", table::markdown(lines)).context("cannot write the results")?;
     }
-    done.and(cleared)
+    done.and(cleared)?;
+    if let Some((name, title, command)) = part {
+        let commands = [up(testbed.agents.proxy(), &testbed.workdir.settings()), command];
+        page::write(&name, &title, &commands, &table::markdown(lines))?;
+    }
+    table::require_good(lines)
 }
 
 fn under_traffic(testbed: &Testbed<'_>, case: &Case, parameters: &Parameters) -> Result<Line> {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::chaos::{self, Random};
-use super::table::{self, Case, Line, Parameters, case};
+use super::chaos::{self, Args, RandomOrder};
+use super::table::{self, Case, Line, case};
 use super::testbed::{NAME, Testbed, total};
 use super::{clients, objects, page, rolling};
 use crate::bench::lines;
@@ -19,20 +19,6 @@ use crate::cluster::plan::Node;
 use crate::cluster::{Workdir, apply, kubectl};
 use crate::workspace::Workspace;
 use crate::{log, signal};
-
-/// How long, and in which order.
-#[derive(clap::Args, Clone, Debug)]
-pub struct Args {
-    /// How many minutes to inject faults
-    #[arg(long, default_value_t = 60)]
-    minutes: u64,
-    /// The seed for the order of faults; it is printed, so that a run can be repeated
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Write the table and the plots to docs/benchmarks/soak.md
-    #[arg(long)]
-    page: bool,
-}
 
 /// Time between two samples.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -85,15 +71,13 @@ type Series = BTreeMap<Node, Vec<(f64, f64)>>;
 
 /// Injects random faults and changes for a while under one continuous load, and prints what its clients saw.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
-    let seed = args.seed.unwrap_or_else(chaos::seed_of_now);
-    log::line(format_args!("seed: {seed}"));
     let testbed = Testbed::make(workdir)?;
+    let mut order = RandomOrder::begin(args, 60);
     let (ended, start) = (AtomicBool::new(false), Instant::now());
     let mut lines = Vec::new();
     let done = scope(|scope| {
         let samples = scope.spawn(|| sample(&testbed, start, &ended));
-        let done =
-            clients::under_traffic(&testbed, || faults(&testbed, seed, start, args.minutes, &mut lines));
+        let done = clients::under_traffic(&testbed, || faults(&testbed, &mut order, &mut lines));
         ended.store(true, Ordering::Relaxed);
         samples
             .join()
@@ -112,31 +96,19 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         remarks: Vec::new(),
         outcome,
     });
-    super::finish(&testbed, Ok(()), &lines)?;
+    let finished = super::finish(&testbed, Ok(()), &lines, None);
     let ranges = ranges(&samples);
     log::line(format_args!("{ranges}"));
     if args.page {
-        write(&testbed, args.minutes, seed, &format!("{}\n{ranges}", table::markdown(&lines)), &samples)?;
+        write(&testbed, &order.words, &format!("{}\n{ranges}", table::markdown(&lines)), &samples)?;
     }
-    table::require_good(&lines)
+    finished
 }
 
-fn faults(
-    testbed: &Testbed<'_>,
-    seed: u64,
-    start: Instant,
-    minutes: u64,
-    lines: &mut Vec<Line>,
-) -> Result<()> {
-    let mut random = Random(seed);
-    let cases: Vec<_> =
+fn faults(testbed: &Testbed<'_>, order: &mut RandomOrder, lines: &mut Vec<Line>) -> Result<()> {
+    let faults: Vec<_> =
         chaos::FAULTS.iter().chain(&CHANGES).filter(|case| case.accepted_loss.is_none()).collect();
-    while start.elapsed() < Duration::from_secs(60 * minutes) {
-        signal::check()?;
-        let case = cases.get(random.below(cases.len())).context("no fault")?;
-        let nodes = testbed.nodes();
-        let node = *nodes.get(random.below(nodes.len())).context("no node")?;
-        let parameters = Parameters { node, pods: 1 + random.below(8) as u8, ..Parameters::default() };
+    while let Some((case, parameters)) = order.next(testbed, &faults)? {
         lines.push(super::at_rest(case.what, || (case.fault)(testbed, &parameters)));
         signal::pause(INTERVAL)?;
     }
@@ -198,12 +170,12 @@ fn mean<'a>(values: impl Iterator<Item = &'a (f64, f64)>) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-fn write(testbed: &Testbed<'_>, minutes: u64, seed: u64, body: &str, samples: &[Series]) -> Result<()> {
+fn write(testbed: &Testbed<'_>, words: &str, body: &str, samples: &[Series]) -> Result<()> {
     let folder = Workspace::find()?.root().join("docs/benchmarks");
     fs::create_dir_all(folder.join("soak")).context("cannot make docs/benchmarks/soak")?;
     let nodes = testbed.nodes().len();
     let mut text = format!(
-        "# Soak\n\n`{} --nodes {nodes}`, then `cargo xtask test cluster soak --minutes {minutes} --seed {seed} --page`, {}. \
+        "# Soak\n\n`{} --nodes {nodes}`, then `cargo xtask test cluster soak {words}`, {}. \
          The clients of [faults.md](faults.md) ask for the whole time, while the cases come in random order; in the last \
          line, every request is counted.\n\n{body}",
         super::up(testbed.agents.proxy(), &testbed.workdir.settings()),

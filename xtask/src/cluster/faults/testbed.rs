@@ -175,21 +175,6 @@ fn objects(client_node: Node) -> Result<Value> {
     Ok(json!({ "apiVersion": "v1", "kind": "List", "items": items }))
 }
 
-/// Returns the keys in bpftool's dump of a map, in the form that bpftool accepts.
-pub(super) fn keys(dump: &str) -> Result<Vec<Vec<String>>> {
-    let entries: Vec<Value> = serde_json::from_str(dump).context("bpftool printed something unexpected")?;
-    entries
-        .iter()
-        .map(|entry| {
-            let bytes = entry.get("key").and_then(Value::as_array).context("an entry without a key")?;
-            bytes
-                .iter()
-                .map(|byte| byte.as_str().map(str::to_owned).context("a key that is no bytes"))
-                .collect()
-        })
-        .collect()
-}
-
 /// Returns a metric's value, summed over its labels; 0 if the metric is missing.
 pub(super) fn total(metrics: &str, name: &str) -> f64 {
     let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
@@ -200,13 +185,6 @@ pub(super) fn total(metrics: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn keys_are_bytes() {
-        let dump = r#"[{"key":["0x0a","0x60"],"value":["0x00"],"formatted":{}}]"#;
-        assert_eq!(keys(dump).unwrap(), [["0x0a", "0x60"]]);
-        assert!(keys("{}").is_err());
-    }
 
     #[test]
     fn a_metric_is_summed_over_its_labels() {
