@@ -3,8 +3,6 @@
 
 #[path = "attach/devices.rs"]
 mod devices;
-#[path = "attach/node.rs"]
-mod node;
 #[path = "attach/xdp.rs"]
 mod xdp;
 
@@ -13,8 +11,8 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use node::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, run, veth};
 use proxy_common::config::{FlowSize, Limits, NodeConfig};
+use proxy_testbed::attach::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, run, veth};
 use proxy_user::host::manager::DeviceHooks;
 use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};

@@ -27,7 +27,6 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_core::model::net::{IpFamily, Protocol};
-use proxy_core::model::settings::FlowTimeouts;
 use proxy_core::model::{ServiceName, SortedMap};
 use proxy_core::plan::{
     BackendAddress, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
@@ -547,10 +546,10 @@ fn node_entries_round_trip() {
     let pins = Pins::new(SMALL);
     let mut store = KernelStore::open(pins.path()).unwrap();
     let empty = store.read(16).unwrap().node;
-    let config = ConfigRow {
+    let config = ConfigRow(NodeConfig {
         flags: CONFIG_MASQUERADE_ALL | CONFIG_SOCKET_LB_HOST_ONLY | CONFIG_SNAT_MOVED | CONFIG_VIP_ECHO,
-        timeouts: FlowTimeouts { udp: 7, ..FlowTimeouts::default() },
-        snat_ports: [PortRange::new(5_000, 6_000), PortRange::new(61_000, 62_000)],
+        udp: 7,
+        snat: [PortRange::new(5_000, 6_000), PortRange::new(61_000, 62_000)],
         masquerade_mark: 1 << 20,
         host_netns: 3,
         mesh_ports: [15_001, 0, 7, 0],
@@ -562,7 +561,8 @@ fn node_entries_round_trip() {
         dsr_flow_rate: 9,
         uplinks: [7, 8, 0],
         macs: [70, 80, 0],
-    };
+        ..ConfigRow::default().0
+    });
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [
         node([192, 0, 2, 1]),
@@ -571,7 +571,7 @@ fn node_entries_round_trip() {
         Write::Tunnel(5, Some(TunnelRow { addr: v4(2).into(), source: v4(1).into() })),
         Write::Tunnel(9, Some(TunnelRow { addr: v6(2).into(), source: v6(1).into() })),
         Write::Device(7, 2),
-        Write::Config(config),
+        Write::Config(Box::new(config)),
     ];
     store.write(&writes).unwrap();
     let found = store.read(16).unwrap().node;

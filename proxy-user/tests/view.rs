@@ -2,22 +2,18 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "figures for people")]
 
-#[path = "attach/node.rs"]
-#[expect(dead_code, reason = "the tests of attachment use the rest")]
-mod node;
-
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData, SkStorage};
-use node::{Node, on_node, run, veth};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::conntrack::{ASSURED, FIN_CLIENT, SEEN_REPLY};
 use proxy_common::flow::{FlowEntry, STATE_CLAIMED, STATE_USED};
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
 use proxy_core::model::FlowState;
+use proxy_testbed::attach::{Node, on_node, run, veth};
 use proxy_user::driver::Status;
 use proxy_user::maps::segments;
 use proxy_user::maps::view::{BackendState, View};
@@ -173,7 +169,7 @@ fn iterators_list_the_translated_sockets_of_their_network_namespace() {
         let both: [SocketAddr; 2] = ["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()];
         assert_eq!(stale(), both, "no endpoint serves");
         let (state, service) = (BACKEND_ACTIVE, 3);
-        let row = BackendEntry { addr: [127, 0, 0, 1], port: 53, proto: 17, state, service, flags: 0 };
+        let row = BackendEntry { addr: [127u8, 0, 0, 1], port: 53, proto: 17, state, service, flags: 0 };
         let row6 = BackendEntry {
             addr: std::net::Ipv6Addr::LOCALHOST.octets(),
             port: 53,

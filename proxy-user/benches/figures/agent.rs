@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::harness::Harness;
-use crate::report::{Row, Sample, percentile};
+use proxy_testbed::harness::Harness;
+use proxy_testbed::report::{Row, Sample, percentile};
 
 /// Numbers of Services, and the target in seconds until the lists of so many are in the maps.
 const SIZES: [(u32, f64); 2] = [(1000, 0.3), (10_000, 1.0)];

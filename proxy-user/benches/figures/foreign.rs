@@ -29,11 +29,11 @@ use proxy_user::programs::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::harness::{Family, Harness, Service};
-use crate::one_cpu::OneCpu;
-use crate::packet::{TCP, UDP};
-use crate::report::{Row, Sample, median};
-use crate::space::Space;
+use proxy_testbed::harness::{Family, Harness, Service};
+use proxy_testbed::one_cpu::OneCpu;
+use proxy_testbed::packet::{TCP, UDP};
+use proxy_testbed::report::{Row, Sample, median};
+use proxy_testbed::space::Space;
 
 const POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 const SINK: u16 = 8080;

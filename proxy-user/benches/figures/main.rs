@@ -9,40 +9,20 @@
 mod agent;
 mod foreign;
 mod growth;
-#[path = "../../tests/bpf/harness.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod harness;
-#[path = "../../tests/isolate/mod.rs"]
-mod isolate;
-#[path = "../../tests/kube/mod.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod kube;
-#[path = "../../tests/netns/manifest.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod manifest;
 mod million;
-#[path = "../../tests/bpf/node.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod node;
 mod node_ports;
-mod one_cpu;
-#[path = "../../tests/bpf/packet.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod packet;
 mod packets;
-mod report;
 mod snat_forward;
 mod sockets;
-#[path = "../../tests/netns/space.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod space;
 mod tables;
 mod wire;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use report::Row;
+use proxy_testbed::isolate::isolate;
+use proxy_testbed::report::Row;
+use proxy_testbed::{kube, report};
 
 /// Measures a part; its maps are pinned below the folder.
 type Measure = fn(&Path) -> Vec<Row>;
@@ -66,7 +46,7 @@ fn main() {
     }
     // If no part is named, measure all parts.
     let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
-    let bpffs = isolate::isolate();
+    let bpffs = isolate();
     let mut rows = Vec::new();
     let mut speeds = vec![report::speed()];
     let all: [(&str, Measure); 9] = [

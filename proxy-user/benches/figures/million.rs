@@ -12,12 +12,12 @@ use proxy_common::select::source_port;
 use proxy_core::model::FlowState;
 use proxy_user::programs::Capacities;
 
-use crate::harness::{Family, Hook};
-use crate::node::{know, send_on_as};
-use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
-use crate::report::{Row, Sample};
 use crate::snat_forward::{HOPS, attach_early};
+use proxy_testbed::harness::{Family, Hook};
+use proxy_testbed::node::{know, send_on_as};
+use proxy_testbed::packet::{ACK, Packet, SYN, TCP, ends};
+use proxy_testbed::report::{Row, Sample};
 
 const FLOWS: u32 = 1_000_000;
 /// Number of clients, each of which has one flow to each Service of the chain.

@@ -23,13 +23,13 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::json;
 
-use crate::kube::control::ControlPlane;
-use crate::kube::kube_proxy::{self, Mode};
-use crate::kube::process::Process;
-use crate::kube::{self, eventually};
-use crate::report::{Row, Sample};
 use crate::sockets::{accept_all, alternate, connects};
-use crate::space::Space;
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::kube_proxy::{self, Mode};
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::{self, eventually};
+use proxy_testbed::report::{Row, Sample};
+use proxy_testbed::space::Space;
 
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 const LOCAL_POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);

@@ -17,10 +17,10 @@ use aya::{TestRun, TestRunOptions, TestRunResult};
 use proxy_core::model::FlowState;
 use proxy_user::programs::Capacities;
 
-use crate::harness::{Family, Harness, Hook, Service, context_of};
-use crate::packet::{ACK, Packet, SYN, TCP, ends};
-use crate::report::{Row, Sample};
 use crate::snat_forward;
+use proxy_testbed::harness::{Family, Harness, Hook, Service, context_of};
+use proxy_testbed::packet::{ACK, Packet, SYN, TCP, ends};
+use proxy_testbed::report::{Row, Sample};
 
 /// Numbers of Services.
 const SIZES: [u32; 4] = [FEW, 1000, 10_000, MANY];

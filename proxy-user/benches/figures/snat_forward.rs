@@ -13,13 +13,13 @@ use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES};
 use proxy_common::select::{Algorithm, source_port};
 use proxy_core::plan::maglev::length;
 
-use crate::harness::{Family, Harness, Service};
-use crate::node::{know, send_on_as, uplink};
-use crate::packet::{ACK, MACS, Packet, SYN, ends};
 use crate::packets::{
     Bench, CHAIN_START, FEW, MANY, ROUNDS, RUNS, by_size, frontend, in_turn, over_floor, timed,
 };
-use crate::report::{Row, Sample};
+use proxy_testbed::harness::{Family, Harness, Service};
+use proxy_testbed::node::{know, send_on_as, uplink};
+use proxy_testbed::packet::{ACK, MACS, Packet, SYN, ends};
+use proxy_testbed::report::{Row, Sample};
 
 /// Number of runs after which the TTL of a packet has not expired yet.
 pub const HOPS: u32 = 50;

@@ -18,10 +18,10 @@ use proxy_user::programs::{
 };
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use crate::harness::Service;
-use crate::one_cpu::OneCpu;
-use crate::packet::{TCP, UDP};
-use crate::report::{Row, Sample};
+use proxy_testbed::harness::Service;
+use proxy_testbed::one_cpu::OneCpu;
+use proxy_testbed::packet::{TCP, UDP};
+use proxy_testbed::report::{Row, Sample};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);

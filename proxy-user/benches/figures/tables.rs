@@ -7,7 +7,7 @@ use proxy_common::maglev::backend;
 use proxy_core::plan::BackendAddress;
 use proxy_core::plan::maglev::{Member, entries, packed};
 
-use crate::report::{Row, median};
+use proxy_testbed::report::{Row, median};
 
 const TABLES: u32 = 50_000;
 const ENDPOINTS: u32 = 5;

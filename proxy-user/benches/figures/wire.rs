@@ -15,12 +15,12 @@ use std::time::Instant;
 
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
 
-use crate::harness::Family;
-use crate::node::{know, uplink};
-use crate::one_cpu::OneCpu;
-use crate::packet::{ACK, Packet, SYN};
 use crate::packets::{Bench, frontend};
-use crate::report::{Row, Sample};
+use proxy_testbed::harness::Family;
+use proxy_testbed::node::{know, uplink};
+use proxy_testbed::one_cpu::OneCpu;
+use proxy_testbed::packet::{ACK, Packet, SYN};
+use proxy_testbed::report::{Row, Sample};
 
 /// Frames of one measurement, and how many of them the generator sends at once.
 const FRAMES: u32 = 100_000;

@@ -13,12 +13,12 @@ use tempfile::TempDir;
 
 use crate::Options;
 use crate::cluster::Cluster;
-use crate::kube::control::ControlPlane;
-use crate::kube::process::Process;
-use crate::kube::{PATIENCE, eventually, tail};
 use crate::proc;
-use crate::report::Row;
 use crate::slope;
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::{PATIENCE, eventually, tail};
+use proxy_testbed::report::Row;
 
 /// Pause between the first sync and the measurement of memory: by then, the agent has returned free memory to the kernel.
 const PAUSE: Duration = Duration::from_secs(8);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
-use crate::kube::control::ControlPlane;
-use crate::kube::{PATIENCE, eventually};
 use crate::store;
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::{PATIENCE, eventually};
 
 /// Maximum of endpoints in a slice: the limit of the EndpointSlice controller.
 const SLICE: u32 = 100;

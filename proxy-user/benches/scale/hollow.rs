@@ -15,11 +15,11 @@ use tokio::sync::mpsc;
 use crate::Options;
 use crate::agent::NODE;
 use crate::cluster::Cluster;
-use crate::kube::control::ControlPlane;
-use crate::kube::{self};
 use crate::proc;
-use crate::report::Row;
-use crate::space::Space;
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::{self};
+use proxy_testbed::report::Row;
+use proxy_testbed::space::Space;
 
 /// Option that starts this program as a process of hollow agents.
 pub const CHILD: &str = "--hollow-agents";

@@ -11,23 +11,15 @@
 mod agent;
 mod cluster;
 mod hollow;
-#[path = "../../tests/kube/mod.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod kube;
 mod proc;
-#[path = "../figures/report.rs"]
-#[expect(dead_code, reason = "the other figures use the rest")]
-mod report;
 mod slope;
-#[path = "../../tests/netns/space.rs"]
-#[expect(dead_code, reason = "the tests use the rest")]
-mod space;
 mod store;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::report::Row;
+use proxy_testbed::report::Row;
+use proxy_testbed::{kube, report};
 
 /// Options of the command line.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::thread::{park_timeout, scope};
 use std::time::{Duration, Instant};
 
 use crate::proc;
-use crate::report::Row;
+use proxy_testbed::report::Row;
 
 /// Time between two samples.
 const EVERY: Duration = Duration::from_secs(1);

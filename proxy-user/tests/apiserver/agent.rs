@@ -13,8 +13,8 @@ use proxy_user::maps::view::View;
 use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
-use crate::kube::process::Process;
-use crate::kube::{PATIENCE, eventually};
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::{PATIENCE, eventually};
 
 /// Name of the agents' node.
 pub const NODE: &str = "node-a";

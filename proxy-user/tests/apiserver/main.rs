@@ -7,9 +7,6 @@
 
 mod agent;
 mod cases;
-#[path = "../kube/mod.rs"]
-#[expect(dead_code, reason = "others use the rest")]
-mod kube;
 mod oracle;
 
 use std::io::{self, Write as _};
@@ -22,8 +19,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use agent::{NODE, Node};
 use cases::{CASES, Case, audit};
-use kube::control::{self, ControlPlane};
-use kube::tail;
+use proxy_testbed::kube;
+use proxy_testbed::kube::control::{self, ControlPlane};
+use proxy_testbed::kube::tail;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();

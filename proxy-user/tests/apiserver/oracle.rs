@@ -14,9 +14,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_user::maps::view::{BackendState, FrontendRowKind};
 
 use crate::agent::{NODE, Node};
-use crate::kube::api::Api;
-use crate::kube::control::ADDRESS;
-use crate::kube::eventually;
+use proxy_testbed::kube::api::Api;
+use proxy_testbed::kube::control::ADDRESS;
+use proxy_testbed::kube::eventually;
 
 /// A frontend as text, like `10.96.0.1:443/TCP`.
 pub type OrigDst = String;
@@ -48,7 +48,7 @@ pub type Table = BTreeMap<OrigDst, FrontendAnswer>;
 
 /// Waits until the maps agree with the API server's objects.
 pub fn agree(api: &Api, node: &Node) -> Result<Table> {
-    agree_within(crate::kube::PATIENCE, api, node)
+    agree_within(proxy_testbed::kube::PATIENCE, api, node)
 }
 
 /// Like [`agree`], with another timeout.

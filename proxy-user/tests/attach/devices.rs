@@ -15,7 +15,7 @@ use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
 use tokio::sync::mpsc;
 
-use crate::node::{index, links_on, links_on_device, on_node, run, veth};
+use proxy_testbed::attach::{index, links_on, links_on_device, on_node, run, veth};
 
 /// Timeout until the agent notices a device: this takes some 100 ms, much more on a busy machine.
 const SOON: Duration = Duration::from_mins(1);

@@ -12,7 +12,7 @@ use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Hook, Link};
 use proxy_user::programs::{AttachedXdp, EMBEDDED, Programs, Settings, Xdp, XdpDevice, cleanup};
 
-use crate::node::{on_node, run, veth};
+use proxy_testbed::attach::{on_node, run, veth};
 
 /// Creates a veth pair, and marks `up0` as an uplink in the map `devices`; returns the ifindex of `up0`.
 fn uplink(programs: &Programs) -> u32 {

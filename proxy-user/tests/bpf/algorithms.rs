@@ -9,8 +9,8 @@ use proxy_common::service::{SERVICE_MAGLEV_OUTSIDE, ServiceEntry};
 use proxy_core::store::{MaglevRow, Write};
 
 use crate::Scenario;
-use crate::harness::{Family, Harness, Hook, Service};
-use crate::packet::{Packet, SYN, TCP};
+use proxy_testbed::harness::{Family, Harness, Hook, Service};
+use proxy_testbed::packet::{Packet, SYN, TCP};
 
 pub const SCENARIOS: [Scenario; 5] = [
     Scenario { name: "round robin skips no endpoint for a retransmitted segment", flows: 64, test: turns },

@@ -17,10 +17,10 @@ use proxy_core::plan::maglev::{Member, length, packed, signature};
 use proxy_core::store::{MaglevRow, MaglevTable, TunnelRow, Write};
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
-use crate::node::{know, node_addr, uplink};
-use crate::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
 use crate::snat::{by_gateway, forget};
+use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
+use proxy_testbed::node::{know, node_addr, uplink};
+use proxy_testbed::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
 
 pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "packets of clients outside are encapsulated", flows: 256, test: encapsulated },

@@ -10,10 +10,10 @@ use proxy_common::service::SERVICE_DSR;
 
 use crate::Scenario;
 use crate::dsr::{ID, NUMBER, begin, comes_in, end, other, serve, tag, wrapped};
-use crate::harness::{Family, Harness, Hook, REDIRECT, Service, context_of};
-use crate::node::{node_addr, uplink};
-use crate::packet::{ACK, Packet, SYN, TCP, UDP};
 use crate::snat::by_gateway;
+use proxy_testbed::harness::{Family, Harness, Hook, REDIRECT, Service, context_of};
+use proxy_testbed::node::{node_addr, uplink};
+use proxy_testbed::packet::{ACK, Packet, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 3] = [
     Scenario { name: "XDP encapsulates packets to other nodes", flows: 256, test: encapsulated },
@@ -34,9 +34,12 @@ fn encapsulated(family: Family, harness: &mut Harness) {
         for proto in [TCP, UDP] {
             let (orig_dst, pod) = serve(family, harness, proto, NUMBER << BACKEND_TUNNEL_SHIFT);
             let client = family.client(1, 40_000);
-            let (before, mut taken) = (harness.stats(ID), 0);
-            for flags in if proto == TCP { vec![SYN, ACK, ACK, ACK] } else { vec![0; 4] } {
+            let (before, mut sent, mut taken) = (harness.stats(ID), 0, 0);
+            // The first packet of a tick is tc's: on a busy machine, this may be each of several in turn.
+            while sent < 4 || taken < 2 && sent < 1000 {
+                let flags = if proto == TCP { [SYN, ACK][usize::from(sent > 0)] } else { 0 };
                 let packet = Packet { flags, ..Packet::new(proto, client, orig_dst) };
+                sent += 1;
                 let inner = by_gateway(packet.bytes());
                 let expected = wrapped(&inner, node_addr(outer), other(outer), tag(pod));
                 match harness.run_xdp(&packet.bytes(), uplink()) {
@@ -53,10 +56,10 @@ fn encapsulated(family: Family, harness: &mut Harness) {
                     }
                 }
             }
-            assert!(taken >= 2, "{taken} of 4");
+            assert!(taken >= 2, "{taken} of {sent}");
             let after = harness.stats(ID);
             let seen = (after.connections - before.connections, after.packets - before.packets);
-            assert_eq!((seen, harness.reasons()), ((1, 4), vec![]));
+            assert_eq!((seen, harness.reasons()), ((1, sent), vec![]));
             let flow = harness.flow(family);
             assert_eq!((flow.backend, flow.source, tunnel_of(flow.state)), (pod, client, NUMBER));
             assert_eq!(harness.key_count(family), 1, "replies do not pass this node");

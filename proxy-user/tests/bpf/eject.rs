@@ -16,10 +16,10 @@ use proxy_common::service::{KIND_NODE_PORT, SERVICE_EJECTS, ServiceEntry};
 use proxy_core::store::{Table, Write};
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Service};
-use crate::node::know;
-use crate::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, ends};
 use crate::snat::{comes_in, forget, node_port, node_port_key, sent_on};
+use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::node::know;
+use proxy_testbed::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, ends};
 
 pub const SCENARIOS: [Scenario; 10] = [
     scenario("a refusal is dropped once, if another endpoint has answered lately", refused),

@@ -4,20 +4,22 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::event::{
     EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, LEASE_NANOSECONDS, LEASES,
+    Monitor,
 };
 use proxy_common::reason::Reason;
 use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
 use proxy_user::maps::view::ViewError;
 
 use crate::Scenario;
-use crate::harness::{Family, Harness, Hook, NEXT, Service};
-use crate::packet::{Packet, SYN, TCP};
+use proxy_testbed::harness::{Family, Harness, Hook, NEXT, Service};
+use proxy_testbed::packet::{Packet, SYN, TCP};
 
 #[rustfmt::skip]
-pub const SCENARIOS: [Scenario; 4] = [
+pub const SCENARIOS: [Scenario; 5] = [
     Scenario { name: "an event has all fields", flows: 64, test: has_all_fields },
     Scenario { name: "every listener gets all refusals, and a sample of new flows", flows: 64, test: several },
     Scenario { name: "a full ring loses events and counts them", flows: 64, test: full },
+    Scenario { name: "the history keeps the last refusals, and a flood ends until it is renewed", flows: 64, test: history },
     Scenario { name: "the lease of a killed listener expires", flows: 64, test: killed },
 ];
 
@@ -141,6 +143,8 @@ fn full(family: Family, harness: &mut Harness) {
     harness.serve(std::slice::from_ref(&local));
     let mut fast = harness.view().listen(1).unwrap();
     let mut slow = harness.view().listen(1).unwrap();
+    // The history takes a quarter of the ring, once it is full.
+    let held = fast.earlier_events(harness.view()).unwrap().len() as u64;
     let packet = syn(family, 1, &local);
     let (ring, more) = ((1 << 19) / 104, 1000);
     for number in 0..ring + more {
@@ -151,7 +155,7 @@ fn full(family: Family, harness: &mut Harness) {
     }
     fast.renew().unwrap();
     let lost = fast.lost();
-    assert!((more..more + 10).contains(&lost), "{lost} lost");
+    assert!((held + more..held + more + 10).contains(&lost), "{lost} lost, {held} held");
     let drain = |listener: &mut proxy_user::maps::view::Listener| {
         std::iter::from_fn(|| listener.next_event().unwrap()).count() as u64
     };
@@ -164,6 +168,42 @@ fn full(family: Family, harness: &mut Harness) {
     let seen = drain(&mut slow);
     assert!(seen < ring, "{seen} seen");
     assert_eq!(seen + slow.lost(), ring + more + more, "each event is seen or counted");
+}
+
+fn history(family: Family, harness: &mut Harness) {
+    let [web, _, local] = services(family);
+    harness.serve(&[web.clone(), local.clone()]);
+    let mut history = harness.view().keep_events().unwrap();
+    history.renew();
+    let earlier = |harness: &Harness| {
+        let mut listener = harness.view().listen(0).unwrap();
+        assert_eq!(listener.next_event().unwrap(), None, "only new events");
+        listener.earlier_events(harness.view()).unwrap()
+    };
+    for port in 1..=20 {
+        harness.run(Hook::Ingress, &syn(family, port, &local));
+        harness.run(Hook::Ingress, &syn(family, port, &web));
+    }
+    for _ in 0..2 {
+        let mut events = earlier(harness);
+        // Another scenario may have left some.
+        let events = events.split_off(events.len() - 20);
+        let ports: Vec<_> = events.iter().map(|event| event.client_port).collect();
+        assert_eq!(ports, (1..=20).collect::<Vec<_>>(), "without new flows");
+        assert!(events.iter().all(|event| event.reason == Reason::NoLocalEndpoint as u32));
+        history.renew();
+    }
+    let (packet, lost_before) = (syn(family, 21, &local), harness.monitor().lost);
+    for _ in 0..(1 << 19) / 104 + 100 {
+        harness.run(Hook::Ingress, &packet);
+    }
+    let Monitor { until, lost, .. } = harness.monitor();
+    assert_eq!((until, lost - lost_before), (0, 1), "the first event without room ends them");
+    history.renew();
+    harness.run(Hook::Ingress, &syn(family, 22, &local));
+    let events = earlier(harness);
+    assert_eq!(events.last().map(|event| event.client_port), Some(22));
+    assert!((1200..1300).contains(&events.len()), "a quarter of the ring: {}", events.len());
 }
 
 fn killed(family: Family, harness: &mut Harness) {

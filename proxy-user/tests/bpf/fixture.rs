@@ -5,8 +5,8 @@ use std::path::Path;
 use libtest_mimic::Trial;
 use proxy_common::reason::Reason;
 
-use crate::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service};
-use crate::packet::{ETHERNET, Packet};
+use proxy_testbed::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::packet::{ETHERNET, Packet};
 
 /// The expected counters; all others must be zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

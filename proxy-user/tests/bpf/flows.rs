@@ -10,8 +10,8 @@ use proxy_common::service::ServiceEntry;
 use proxy_core::store::Write;
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service, Side};
-use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP, verify};
+use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service, Side};
+use proxy_testbed::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 29] = [
     scenario("TCP stays with a backend that left, UDP moves", leaving_backend),

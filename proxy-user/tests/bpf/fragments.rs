@@ -6,11 +6,11 @@ use proxy_common::service::{KIND_UNMANAGED, SCOPE_INTERNAL, ServiceEntry};
 use proxy_core::store::{FrontendKey, Write};
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
-use crate::node::know;
-use crate::packet::{ACK, Packet, SYN, TCP, UDP};
 use crate::snat::forget;
 use crate::tables::proto_name;
+use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
+use proxy_testbed::node::know;
+use proxy_testbed::packet::{ACK, Packet, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 7] = [
     Scenario { name: "all fragments go where the first one goes", flows: 256, test: together },

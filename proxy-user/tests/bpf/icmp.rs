@@ -4,9 +4,9 @@ use proxy_common::reason::Reason;
 
 use crate::Scenario;
 use crate::fixture::Fixture;
-use crate::harness::{DROP, Family, Harness, Hook, REDIRECT, Service};
-use crate::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP};
 use crate::tables::{FRAGMENT, MORE, proto_name, shapes};
+use proxy_testbed::harness::{DROP, Family, Harness, Hook, REDIRECT, Service};
+use proxy_testbed::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 1] =
     [Scenario { name: "refusals are not answered without end", flows: 64, test: limited }];

@@ -7,8 +7,8 @@ use proxy_common::reason::Reason;
 use proxy_core::store::{Table, Write};
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
-use crate::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP};
+use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
+use proxy_testbed::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 6] = [
     scenario("a forged SYN ends no connection whose backend left", draining),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use proxy_common::latency::{LatencyEntry, bucket};
 
 use crate::Scenario;
-use crate::harness::{Family, HZ, Harness, Hook, NEXT, Service};
-use crate::packet::{ACK, Packet, RST, SYN, TCP, UDP};
+use proxy_testbed::harness::{Family, HZ, Harness, Hook, NEXT, Service};
+use proxy_testbed::packet::{ACK, Packet, RST, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 3] = [
     scenario("the time from a SYN to its answer is measured once", answered),

@@ -12,17 +12,10 @@ mod events;
 mod fixture;
 mod flows;
 mod fragments;
-mod harness;
 mod icmp;
-#[path = "../isolate/mod.rs"]
-mod isolate;
 mod lasting;
 mod latency;
 mod load;
-mod node;
-#[path = "../../benches/figures/one_cpu.rs"]
-mod one_cpu;
-mod packet;
 mod race;
 mod random;
 mod removal;
@@ -31,11 +24,12 @@ mod snat;
 mod table_full;
 mod tables;
 
+use proxy_testbed::isolate::isolate;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use harness::{Family, Harness};
 use libtest_mimic::{Arguments, Trial};
+use proxy_testbed::harness::{Family, Harness};
 
 /// A test that runs for both families, with maps for `flows` flows.
 struct Scenario {
@@ -63,7 +57,7 @@ impl Scenario {
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let wanted = arguments.include_ignored || arguments.ignored;
-    let bpffs = if wanted && !arguments.list { isolate::isolate() } else { PathBuf::new() };
+    let bpffs = if wanted && !arguments.list { isolate() } else { PathBuf::new() };
     let mut trials: Vec<Trial> = [tables::fixtures(), icmp::fixtures()]
         .concat()
         .into_iter()

@@ -7,8 +7,8 @@ use aya::{TestRun as _, TestRunOptions};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Scenario;
-use crate::harness::{Family, Harness, Hook, Service, context_of};
-use crate::packet::{Packet, UDP};
+use proxy_testbed::harness::{Family, Harness, Hook, Service, context_of};
+use proxy_testbed::packet::{Packet, UDP};
 
 const ROUNDS: u32 = 2000;
 const CPUS: u32 = 2;

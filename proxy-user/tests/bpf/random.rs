@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
-use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, verify};
+use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 3] = [
     Scenario { name: "the choice is uniform and never leaves the extent", flows: 256, test: uniform },

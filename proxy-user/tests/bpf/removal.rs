@@ -9,12 +9,12 @@ use proxy_common::reason::Reason;
 use proxy_core::store::{Backend, Write};
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
-use crate::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, UDP, verify};
+use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 3] = [
     scenario("a segment to an endpoint that left is answered with a reset, if the policy says so", reset),
-    scenario("a segment with options, or without an acknowledgement, gets no reset", unanswered),
+    scenario("a segment with options gets a reset, and one without an acknowledgement does not", unanswered),
     scenario("only TCP flows of the removed endpoint are marked", others),
 ];
 
@@ -32,7 +32,7 @@ fn connected(family: Family, harness: &mut Harness, service: &Service, host: u16
     let syn = Packet::tcp(SYN, client, service.frontend);
     let seen = harness.run(Hook::Ingress, &syn.bytes());
     assert_eq!(seen.verdict, NEXT);
-    let (_, pod) = crate::packet::ends(&seen.packet);
+    let (_, pod) = proxy_testbed::packet::ends(&seen.packet);
     let answer = Packet { flags: SYN | ACK, seq: EXPECTED - 1, ack: syn.seq + 1, ..syn.to(pod).back() };
     assert_eq!(harness.run(Hook::Egress, &answer.bytes()).verdict, NEXT);
     let data = Packet { flags: ACK, ack: EXPECTED, ..syn };
@@ -79,12 +79,10 @@ fn reset(family: Family, harness: &mut Harness) {
         let seen = harness.run(Hook::Ingress, &data.bytes());
         assert_eq!(seen.verdict, REDIRECT, "{:?}", harness.reasons());
         verify(&seen.packet).unwrap();
-        let window =
-            u16::from_be_bytes([seen.packet[seen.packet.len() - 6], seen.packet[seen.packet.len() - 5]]);
-        assert_eq!(crate::packet::ends(&seen.packet), (service.frontend, data.src));
+        assert_eq!(proxy_testbed::packet::ends(&seen.packet), (service.frontend, data.src));
         let segment = &seen.packet[ETHERNET + if family == Family::V4 { 20 } else { 40 }..];
-        assert_eq!((segment.len(), &segment[4..8]), (20, &EXPECTED.to_be_bytes()[..]), "window {window}");
-        assert_eq!(segment[8..14], [0, 0, 0, 0, 0x50, RST]);
+        assert_eq!((segment.len(), &segment[4..8]), (20, &EXPECTED.to_be_bytes()[..]));
+        assert_eq!(segment[8..16], [0, 0, 0, 0, 0x50, RST, 0, 0]);
         assert_eq!((&seen.packet[..6], &seen.packet[6..12]), (&data.bytes()[6..12], &data.bytes()[..6]));
         assert_eq!(harness.reasons(), [(Reason::EndpointLeft, count)]);
         assert_eq!(harness.refusals(), [(ID, Reason::EndpointLeft, count)]);
@@ -115,11 +113,13 @@ fn unanswered(family: Family, harness: &mut Harness) {
         Family::V4 => data.clone().options(&[1, 1, 1, 0]),
         Family::V6 => data.clone().extension(60, &[0, 0, 1, 4, 0, 0, 0, 0]),
     };
-    assert_eq!(harness.run(Hook::Ingress, &with_options.bytes()).verdict, DROP);
-    assert_eq!(harness.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 1)]);
+    let seen = harness.run(Hook::Ingress, &with_options.bytes());
+    assert_eq!(seen.verdict, REDIRECT);
+    verify(&seen.packet).unwrap();
+    assert_eq!(harness.reasons(), [(Reason::EndpointLeft, 1)]);
     let silent = Packet { flags: 0, ..data.clone() };
     assert_eq!(harness.run(Hook::Ingress, &silent.bytes()).verdict, DROP);
-    assert_eq!(harness.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 2)]);
+    assert_eq!(harness.reasons(), [(Reason::EndpointLeft, 2)]);
     // The endpoint serves again before the client sends a segment, so nothing is reset.
     set(harness, &service, pod, BACKEND_ACTIVE);
     let seen = harness.run(Hook::Ingress, &data.bytes());

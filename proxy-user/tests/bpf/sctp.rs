@@ -13,10 +13,10 @@ use proxy_common::service::{
 use proxy_core::store::{FrontendKey, Write};
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};
-use crate::node::{know, node_addr, send_on_as, uplink};
-use crate::packet::{ACK, FIN, Packet, RST, SCTP, SYN, TCP, ends, verify};
 use crate::snat::{OWN, by_gateway, forget};
+use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};
+use proxy_testbed::node::{know, node_addr, send_on_as, uplink};
+use proxy_testbed::packet::{ACK, FIN, Packet, RST, SCTP, SYN, TCP, ends, verify};
 
 pub const SCENARIOS: [Scenario; 10] = [
     Scenario { name: "SCTP checksums are right for every length", flows: 64, test: lengths },
@@ -130,7 +130,7 @@ fn own_service(family: Family, harness: &mut Harness) -> (Service, Packet) {
     (service, first.from(SocketAddr::new(node_addr(family), 40_001)))
 }
 
-fn leaves(harness: &mut Harness, packet: &Packet) -> crate::harness::Seen {
+fn leaves(harness: &mut Harness, packet: &Packet) -> proxy_testbed::harness::Seen {
     harness.run_on(Hook::Egress, &packet.bytes(), Some(uplink()))
 }
 

@@ -6,12 +6,12 @@ use proxy_common::conntrack::{ASSURED, SEEN_REPLY};
 use proxy_common::reason::Reason;
 
 use crate::Scenario;
-use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
-use crate::one_cpu::OneCpu;
-use crate::packet::{ACK, Packet, RST, SYN, TCP, UDP};
 use crate::race::{allowed, stay_on};
+use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
+use proxy_testbed::one_cpu::OneCpu;
+use proxy_testbed::packet::{ACK, Packet, RST, SYN, TCP, UDP};
 
-pub const SCENARIOS: [Scenario; 12] = [
+pub const SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "full of established flows: they stay, new ones are refused",
         flows: 256,
@@ -42,6 +42,11 @@ pub const SCENARIOS: [Scenario; 12] = [
         test: exchanges,
     },
     Scenario { name: "an unreplied flow stays while others have waited longer", flows: 64, test: waiting },
+    Scenario {
+        name: "active unreplied flows side by side: they stay, new ones evict silent ones",
+        flows: 1024,
+        test: active_side_by_side,
+    },
     Scenario { name: "an unreplied flow stays among streams", flows: 64, test: among_streams },
     Scenario {
         name: "an unreplied flow stays if another CPU has taken the entries behind it",
@@ -259,6 +264,18 @@ fn waiting(family: Family, harness: &mut Harness) {
     for (number, (before, after)) in before.into_iter().zip(clients(harness, family)).enumerate() {
         assert_eq!(before == after, number % 2 == 0, "{number}: {before}, then {after}");
     }
+}
+
+/// Senders of datagrams without replies, and more of them in a row than a new flow examines near the clock hand.
+fn active_side_by_side(family: Family, harness: &mut Harness) {
+    let scene = Scene::new(family, UDP, harness);
+    (0..1024).for_each(|n| assert!(scene.sends(harness, n, 0)));
+    age(harness, family, |number| (number >= 64).then_some([20, 20]));
+    let before = clients(harness, family);
+    (2000..2500).for_each(|n| assert!(scene.sends(harness, n, 0)));
+    let after = clients(harness, family);
+    assert_eq!(before[..64], after[..64]);
+    assert_eq!(before.iter().zip(&after).filter(|(before, after)| before != after).count(), 500);
 }
 
 fn among_streams(family: Family, harness: &mut Harness) {

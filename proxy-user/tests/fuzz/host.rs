@@ -354,14 +354,15 @@ impl Target for Host {
         // Packets that immediately follow each other arrive in one tick of the clock, or in two.
         self.turn += 1;
         self.advance(u32::from(self.turn.is_multiple_of(3)));
-        let (hook, is_local_origin) = match hook {
-            Hook::Ingress => (host::Hook::Ingress, false),
-            Hook::Egress => (host::Hook::Egress, context.is_local_origin),
+        let (hook, arrival) = match hook {
+            Hook::Ingress => (host::Hook::Ingress, index(context.device)),
+            Hook::Egress if context.is_local_origin => (host::Hook::Egress, 0),
+            Hook::Egress => (host::Hook::Egress, index(Device::Pods)),
         };
         let edit = |skb: &mut Skb| {
             skb.ifindex = index(context.device);
             skb.packet_type = packet_type(bytes);
-            skb.ingress_ifindex = if is_local_origin { 0 } else { index(Device::Pods) };
+            skb.ingress_ifindex = arrival;
             skb.routes = Routes::by(route_to);
             if context.is_complete {
                 skb.checksum = ChecksumState::Complete(complete(bytes).into());

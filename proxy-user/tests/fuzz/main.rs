@@ -19,8 +19,6 @@ mod drive;
 mod forge;
 mod host;
 mod inverse;
-#[path = "../isolate/mod.rs"]
-mod isolate;
 mod kernel;
 mod model;
 mod raw;
@@ -31,6 +29,7 @@ mod tables;
 mod target;
 mod tunnel;
 
+use proxy_testbed::isolate::isolate;
 use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -44,7 +43,7 @@ use kernel::Kernel;
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let wanted = arguments.include_ignored || arguments.ignored;
-    let bpffs = if wanted && !arguments.list { isolate::isolate() } else { PathBuf::new() };
+    let bpffs = if wanted && !arguments.list { isolate() } else { PathBuf::new() };
     let [again, early] = [bpffs.clone(), bpffs.clone()];
     let trials = vec![
         Trial::test("a translation there and back changes nothing", inverse::there_and_back),

@@ -7,7 +7,7 @@ use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TUNNEL_SHIFT,
 };
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY, PortRange,
+    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY, NodeConfig, PortRange,
 };
 use proxy_common::maglev;
 use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, mac};
@@ -33,17 +33,17 @@ const NUMBER: u32 = 1;
 pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
     let mut writes = vec![
         Write::Device(uplink, DEVICE_UPLINK | mac(MACS[0])),
-        Write::Config(ConfigRow {
+        Write::Config(Box::new(ConfigRow(NodeConfig {
             flags: u32::from(scenario.masquerade_all) * CONFIG_MASQUERADE_ALL
                 + u32::from(scenario.knows_pods) * CONFIG_DETECT_LOCAL
                 + u32::from(scenario.other_proxy) * CONFIG_OTHER_PROXY
                 + u32::from(scenario.dsr.is_some()) * CONFIG_DSR,
-            snat_ports: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
+            snat: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
             dsr_flow_rate: u32::from(scenario.limits_flows),
             uplinks: [uplink, 0, 0],
             macs: [mac(MACS[0]), 0, 0],
-            ..ConfigRow::default()
-        }),
+            ..ConfigRow::default().0
+        }))),
     ];
     writes.extend(addresses(scenario));
     let row = match (pods(scenario.is_v6), range(scenario.is_v6)) {

@@ -13,7 +13,7 @@ use seccompiler::{BpfProgram, BpfProgramRef};
 use serde_json::Value;
 
 use crate::fixture::eventually;
-use crate::space::Space;
+use proxy_testbed::space::Space;
 
 /// Timeout of a start or a stop. On an emulated machine, an old kernel's verifier alone takes most of a minute.
 const PATIENCE: Duration = Duration::from_mins(5);

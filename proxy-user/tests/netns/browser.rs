@@ -17,7 +17,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::fixture::eventually;
-use crate::space::Space;
+use proxy_testbed::space::Space;
 
 /// Timeout of the start, and of an answer: a busy machine may not run a process for many seconds.
 const PATIENCE: Duration = Duration::from_mins(1);

@@ -22,9 +22,9 @@ use proxy_user::maps::view::View;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::agent::{self, Agent, Setup};
-use crate::manifest::{Family, Folder, Service, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, Folder, Service, pod_ip};
+use proxy_testbed::space::Space;
 
 /// Prefix of the names of everything that can outlive this process; the process id follows.
 const PREFIX: &str = "ballast-netns-";
@@ -280,7 +280,7 @@ impl Fixture {
         let first = service.ports.first().context("a Service without ports")?;
         let kind = if first.is_tcp { SocketKind::Tcp } else { SocketKind::Datagram };
         for family in Family::BOTH {
-            let to = (crate::manifest::cluster_ip(family, service.number), first.number).into();
+            let to = (proxy_testbed::manifest::cluster_ip(family, service.number), first.number).into();
             for (path, client) in self.clients() {
                 eventually(SOON, || {
                     let seen = crate::cases::spread(client, Attempt::new(kind, to), servers.len() * 12)?;

@@ -8,17 +8,12 @@ mod agent;
 mod browser;
 mod cases;
 mod fixture;
-#[path = "../kube/mod.rs"]
-#[expect(dead_code, reason = "others use the rest")]
-mod kube;
-mod manifest;
 #[path = "../../../proxy-cli/src/kubectl/mock.rs"]
 #[expect(clippy::unwrap_used, reason = "unit tests share it")]
 mod mock;
 mod nodes;
 mod peer;
 mod raw;
-mod space;
 mod verify;
 
 use std::fs;
@@ -32,6 +27,7 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 
 use cases::Case;
 use fixture::Fixture;
+use proxy_testbed::kube;
 
 /// Number of cases that run in parallel: they wait more than they compute.
 const AT_ONCE: usize = 4;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::space::Space;
+use proxy_testbed::space::Space;
 
 pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;

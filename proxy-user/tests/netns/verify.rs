@@ -2,7 +2,7 @@
 //! a program that the verifier accepts; so aya prepares the object, and this module makes the load call.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::{fmt, io};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,6 +12,7 @@ use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
 use proxy_user::maps::segments;
+use proxy_user::maps::sys::{self, attr, bpf, bpf_fd};
 use proxy_user::programs::{EMBEDDED, Iterated, MissingFeature};
 
 /// Prefix of the lines that `cargo xtask test --kernel` reads.
@@ -110,7 +111,7 @@ impl Loader {
         let globals = bytes.iter().map(|(name, value)| (*name, (value.as_slice(), true))).collect();
         object.patch_map_data(globals)?;
         let features = aya::features().btf().context("this kernel knows no BTF")?;
-        let types = object.fixup_and_sanitize_btf(features)?.map(|types| load_types(&types.to_bytes()));
+        let types = object.fixup_and_sanitize_btf(features)?.map(|types| sys::load_btf(&types.to_bytes()));
         let types = types.transpose().context("the object's types")?;
         let mut fds = Vec::new();
         let (mut maps, mut outer) = (Vec::new(), Vec::new());
@@ -209,64 +210,31 @@ fn kind(program: &Program) -> Result<ProgramKind> {
 
 /// Loads a program, and returns the verifier's log. The program is unloaded at once.
 fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterated: u32) -> Result<String> {
-    /// The part of `union bpf_attr` for `BPF_PROG_LOAD`, up to the type that the program is attached to.
-    #[repr(C)]
-    struct ProgLoad {
-        kind: u32,
-        count: u32,
-        instructions: u64,
-        license: u64,
-        log_level: u32,
-        log_size: u32,
-        log: u64,
-        version: u32,
-        flags: u32,
-        name: [u8; 16],
-        device: u32,
-        attach: u32,
-        types: u32,
-        function_size: u32,
-        functions: u64,
-        function_count: u32,
-        line_size: u32,
-        lines: u64,
-        line_count: u32,
-        iterated: u32,
-        object: u64,
-    }
     let kind = kind(program)?;
     let functions = function.func_info.func_info_bytes();
     let mut log = vec![0u8; LOG];
-    let mut attr = ProgLoad {
-        kind: kind.program as u32,
-        count: function.instructions.len() as u32,
-        instructions: function.instructions.as_ptr() as u64,
-        license: program.license.as_ptr() as u64,
-        log_level: STATS,
-        log_size: LOG as u32,
-        log: log.as_mut_ptr() as u64,
-        version: 0,
-        flags: kind.flags,
-        name: [0; 16],
-        device: 0,
-        attach: kind.attach,
-        types: types.map_or(0, |fd| fd.as_raw_fd().cast_unsigned()),
-        function_size: function.func_info_rec_size as u32,
-        functions: functions.as_ptr() as u64,
-        function_count: functions.len().checked_div(function.func_info_rec_size).unwrap_or(0) as u32,
-        // The embedded object has no source lines.
-        line_size: 0,
-        lines: 0,
-        line_count: 0,
-        iterated,
-        object: 0,
-    };
-    // SAFETY: the attribute has the command's layout, and everything that it points to outlives the call.
-    let loaded = unsafe { call(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
+    let mut attr = attr();
+    attr.__bindgen_anon_3.prog_type = kind.program as u32;
+    attr.__bindgen_anon_3.insn_cnt = function.instructions.len() as u32;
+    attr.__bindgen_anon_3.insns = function.instructions.as_ptr() as u64;
+    attr.__bindgen_anon_3.license = program.license.as_ptr() as u64;
+    attr.__bindgen_anon_3.log_level = STATS;
+    attr.__bindgen_anon_3.log_size = LOG as u32;
+    attr.__bindgen_anon_3.log_buf = log.as_mut_ptr() as u64;
+    attr.__bindgen_anon_3.prog_flags = kind.flags;
+    attr.__bindgen_anon_3.expected_attach_type = kind.attach;
+    attr.__bindgen_anon_3.prog_btf_fd = types.map_or(0, |fd| fd.as_raw_fd().cast_unsigned());
+    // The embedded object has no source lines.
+    attr.__bindgen_anon_3.func_info_rec_size = function.func_info_rec_size as u32;
+    attr.__bindgen_anon_3.func_info = functions.as_ptr() as u64;
+    attr.__bindgen_anon_3.func_info_cnt =
+        functions.len().checked_div(function.func_info_rec_size).unwrap_or(0) as u32;
+    attr.__bindgen_anon_3.attach_btf_id = iterated;
+    // SAFETY: everything that the attribute points to outlives the call, which returns a descriptor.
+    let loaded = unsafe { bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
     let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
     let said = String::from_utf8_lossy(said).into_owned();
-    // SAFETY: the kernel has just returned the descriptor, which has no other owner.
-    drop(unsafe { OwnedFd::from_raw_fd(loaded.with_context(|| said.clone())?) });
+    loaded.with_context(|| said.clone())?;
     Ok(said)
 }
 
@@ -284,57 +252,20 @@ fn cost(log: &str) -> Option<Cost> {
     })
 }
 
-fn load_types(bytes: &[u8]) -> Result<OwnedFd> {
-    /// The part of `union bpf_attr` for `BPF_BTF_LOAD`.
-    #[repr(C)]
-    struct BtfLoad {
-        bytes: u64,
-        log: u64,
-        size: u32,
-        log_size: u32,
-        log_level: u32,
-    }
-    let mut attr =
-        BtfLoad { bytes: bytes.as_ptr() as u64, log: 0, size: bytes.len() as u32, log_size: 0, log_level: 0 };
-    // SAFETY: the attribute has the command's layout, the bytes outlive the call, and the kernel has just returned the
-    // descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(call(bpf_cmd::BPF_BTF_LOAD, &mut attr)?) })
-}
-
 /// Writes a section into its map, and freezes the map if it is read-only, so that the verifier knows its contents.
 fn fill(map: RawFd, bytes: &[u8], is_constant: bool) -> Result<()> {
-    /// The part of `union bpf_attr` for `BPF_MAP_*_ELEM`; `BPF_MAP_FREEZE` reads its first field.
-    #[repr(C)]
-    struct Element {
-        map: u32,
-        key: u64,
-        value: u64,
-        flags: u64,
-    }
     let key = 0u32;
-    let mut attr = Element {
-        map: map.cast_unsigned(),
-        key: (&raw const key) as u64,
-        value: bytes.as_ptr() as u64,
-        flags: 0,
-    };
+    let mut update = attr();
+    update.__bindgen_anon_2.map_fd = map.cast_unsigned();
+    update.__bindgen_anon_2.key = (&raw const key) as u64;
+    update.__bindgen_anon_2.__bindgen_anon_1.value = bytes.as_ptr() as u64;
     // SAFETY: the map is an array with one element of the section's size.
-    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }?;
+    unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut update) }?;
     if is_constant {
-        let mut number = map.cast_unsigned();
+        let mut freeze = attr();
+        freeze.__bindgen_anon_2.map_fd = map.cast_unsigned();
         // SAFETY: the command reads one number.
-        unsafe { call(bpf_cmd::BPF_MAP_FREEZE, &mut number) }?;
+        unsafe { bpf(bpf_cmd::BPF_MAP_FREEZE, &mut freeze) }?;
     }
     Ok(())
-}
-
-/// Calls bpf(2).
-///
-/// # Safety
-/// `attr` must begin with the fields that the command has in `union bpf_attr`.
-unsafe fn call<T>(command: bpf_cmd, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: the caller guarantees the layout of the attribute, and the kernel reads no more than its size.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, &raw mut *attr, size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }

@@ -28,12 +28,12 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use self::traffic::{Arrival, BATCH, Flows, Times, endpoint, frame, now, send, serve};
-use crate::kube::process::Process;
-use crate::kube::tail;
-use crate::manifest::{Family, Folder, Port, Service, cluster_ip, pod_ip, text_with};
-use crate::packet::MACS;
-use crate::report::{Row, Sample, percentile};
-use crate::space::Space;
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::tail;
+use proxy_testbed::manifest::{Family, Folder, Port, Service, cluster_ip, pod_ip, text_with};
+use proxy_testbed::packet::MACS;
+use proxy_testbed::report::{Row, Sample, percentile};
+use proxy_testbed::space::Space;
 
 /// The first argument with which this program sends datagrams of many sockets.
 pub const SENDER: &str = "__datagrams";

@@ -13,7 +13,7 @@ use std::{io, mem, ptr};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::packet::Packet;
+use proxy_testbed::packet::Packet;
 
 /// Packets of one system call.
 pub const BATCH: usize = 20;

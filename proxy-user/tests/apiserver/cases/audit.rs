@@ -9,8 +9,8 @@ use serde_json::json;
 
 use super::{Case, service, slice};
 use crate::agent::Node;
-use crate::kube::control::ControlPlane;
 use crate::oracle::agree;
+use proxy_testbed::kube::control::ControlPlane;
 
 /// Name of the case that changes the maps itself, without the agent, so that an audit finds a difference.
 pub const REPAIRS: &str = "an_audit_repairs_what_differs";

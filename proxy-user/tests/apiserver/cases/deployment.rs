@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::agent::Node;
-use crate::kube::control::ControlPlane;
-use crate::kube::manifests::{objects, role};
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::manifests::{objects, role};
 
 /// Returns the API path at which an object like this is created.
 fn path(object: &Value) -> Result<String> {

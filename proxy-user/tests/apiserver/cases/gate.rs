@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use super::{service, slice_of};
 use crate::agent::Node;
-use crate::kube::control::ControlPlane;
-use crate::kube::process::Process;
-use crate::kube::{PATIENCE, eventually};
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::{PATIENCE, eventually};
 
 const POD: &str = "/api/v1/namespaces/default/pods/gated-0";
 const ACCOUNT: &str = "/api/v1/namespaces/default/serviceaccounts/gate";

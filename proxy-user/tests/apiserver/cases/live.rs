@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::{service, slice, slice_of};
 use crate::agent::{NODE, Node};
-use crate::kube::control::ControlPlane;
-use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree};
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::{PATIENCE, eventually};
 
 /// Returns the endpoints that can be selected for `orig_dst`; `None` if that is no frontend.
 fn endpoints(table: &Table, orig_dst: &str) -> Option<Vec<String>> {

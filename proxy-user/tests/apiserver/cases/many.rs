@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::{service, slice};
 use crate::agent::Node;
-use crate::kube::control::ControlPlane;
 use crate::oracle::{agree, agree_within};
+use proxy_testbed::kube::control::ControlPlane;
 
 const SERVICES: usize = 1000;
 const ENDPOINTS: usize = 10;

@@ -15,7 +15,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::{Value, json};
 
 use crate::agent::Node;
-use crate::kube::control::ControlPlane;
+use proxy_testbed::kube::control::ControlPlane;
 
 /// A case.
 pub struct Case {

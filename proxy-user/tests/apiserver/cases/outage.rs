@@ -11,9 +11,9 @@ use serde_json::json;
 
 use super::{service, slice};
 use crate::agent::{Agent, Node};
-use crate::kube::control::ControlPlane;
-use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree, found, same};
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::{PATIENCE, eventually};
 
 /// Longer than some of the agent's pauses between two attempts to connect.
 const AWAY: Duration = Duration::from_secs(5);

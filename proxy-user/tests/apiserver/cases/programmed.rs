@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::{service, slice};
 use crate::agent::{Agent, Node};
-use crate::kube::control::ControlPlane;
-use crate::kube::{PATIENCE, eventually};
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::{PATIENCE, eventually};
 
 const PATH: &str = "/programmed/default/reported";
 

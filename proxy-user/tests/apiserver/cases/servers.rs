@@ -16,9 +16,9 @@ use serde_json::json;
 
 use super::{service, slice};
 use crate::agent::Node;
-use crate::kube::control::{ADDRESS, ControlPlane, PORT, SECOND};
-use crate::kube::{PATIENCE, eventually, ip};
 use crate::oracle::{agree, found, same, wanted};
+use proxy_testbed::kube::control::{ADDRESS, ControlPlane, PORT, SECOND};
+use proxy_testbed::kube::{PATIENCE, eventually, ip};
 
 /// Timeout for a change to reach the maps although the agent's API server is down. It is shorter than the pause of up to 20 s
 /// before the agent tries the same server again.

@@ -12,8 +12,8 @@ use serde_json::json;
 use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, pod_ip, text_with};
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, Service, pod_ip, text_with};
 use proxy_user::maps::view::View;
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };

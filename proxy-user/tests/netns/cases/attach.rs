@@ -9,8 +9,8 @@ use super::packet::CLSACT;
 use super::{Case, EMPTY, WEB, vip};
 use crate::agent::command;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::Family;
 
 pub const CASES: &[Case] = &[
     Case {

@@ -15,10 +15,10 @@ use super::exposed::{NODE_PORTS, is_sent_on, node_ip, open_up};
 use super::held::{self, Sink};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, Wish, eventually, nft};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::space::Space;
 
 /// A wish with a small flow table, which an attacker fills with few packets.
 macro_rules! few_flows {

@@ -5,8 +5,8 @@ use anyhow::{Result, ensure};
 use super::{Case, WEB, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, text};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, Service, text};
 
 pub const CASES: &[Case] = &[
     Case {

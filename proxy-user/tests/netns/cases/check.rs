@@ -100,7 +100,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     // Without its bpffs, the same command fails; with `--report-only`, it reports the failure and exits with 0.
     let (code, missing) = ask(fixture, &[], &empty)?;
     expect(&missing, "bpffs", "fail", "no BPF file system")?;
-    expect(&missing, "maps", "fail", "no Ballast")?;
+    expect(&missing, "maps", "fail", "no BPF file system is mounted")?;
     ensure!(code == Some(1) && missing["ok"] == false, "{code:?}: {missing}");
     let (code, reported) = ask(fixture, &["--report-only"], &empty)?;
     ensure!(code == Some(0) && reported["ok"] == false, "{code:?}: {reported}");

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime, clock_settime};
 use super::{Case, WEB, restart, tcp};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, eventually};
-use crate::manifest::Service;
+use proxy_testbed::manifest::Service;
 
 /// Environment variable of machines whose clock a test may set.
 const OWN_CLOCK: &str = "BALLAST_OWN_CLOCK";

@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{self, ask};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::Family;
 
 /// Flags with an algorithm that counts connections, so that a wrong count is visible.
 #[rustfmt::skip]

@@ -10,9 +10,9 @@ use serde_json::json;
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, is_snat_port, spread};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::space::Space;
 
 /// A wish with [`crate::fixture::SMALL`] and additional flags.
 macro_rules! with {

@@ -19,8 +19,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::{Case, tcp, udp};
 use crate::agent::{ask, binary};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Port, Service, cluster_ip};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, Port, Service, cluster_ip};
 
 const WEB: Service = Service {
     name: "web",

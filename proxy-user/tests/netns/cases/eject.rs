@@ -1,6 +1,5 @@
 //! Passive ejection: endpoints that refuse connections, or do not answer, are skipped, and new ones get a small share first.
 
-use std::fmt::Write as _;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -12,8 +11,8 @@ use serde_json::json;
 use super::{Case, spread, tcp};
 use crate::agent::ask;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Load, Peer, SocketKind, Tally};
+use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip, ready, service_object, slices, yaml};
 
 /// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7070;
@@ -234,34 +233,13 @@ fn is_silent(fixture: &Fixture) -> Result<()> {
 
 /// Writes the Service of a Deployment whose pods have these ports.
 fn put(fixture: &Fixture, ports: &[u16]) -> Result<()> {
-    let ips = Family::BOTH.map(|family| cluster_ip(family, ROLLED));
-    let mut text = format!(
-        "---\n{}\n",
-        json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "rolled", "namespace": "default"},
-            "spec": {
-                "clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"],
-                "ports": [{"name": "tcp", "port": 80, "protocol": "TCP"}],
-            },
-        })
-    );
-    for (pod, port) in (0..).zip(ports) {
-        for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-            let slice = json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {
-                    "name": format!("rolled-{pod}-{label}").to_lowercase(), "namespace": "default",
-                    "labels": {"kubernetes.io/service-name": "rolled"},
-                },
-                "addressType": label,
-                "endpoints": [{"addresses": [pod_ip(family, pod)], "conditions": {"ready": true}}],
-                "ports": [{"name": "tcp", "port": port, "protocol": "TCP"}],
-            });
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "---\n{slice}");
-        }
-    }
-    fixture.folder.put_text("rolled", &text)
+    let spec = json!({"ports": [{"name": "tcp", "port": 80, "protocol": "TCP"}]});
+    let service = service_object("rolled", ROLLED, &spec);
+    let slices = (0..).zip(ports).flat_map(|(pod, port)| {
+        let ports = json!([{"name": "tcp", "port": port, "protocol": "TCP"}]);
+        slices("rolled", &format!("rolled-{pod}"), &ports, |family| vec![ready(pod_ip(family, pod))])
+    });
+    fixture.folder.put_text("rolled", &yaml([service].into_iter().chain(slices)))
 }
 
 /// A pod joins, and another one ends before its slices say so, as in a rollout.

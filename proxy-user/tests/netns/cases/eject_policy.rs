@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::{Case, tcp};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
-use crate::manifest::{Family, Service, pod_ip, text_with};
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, Service, pod_ip, text_with};
 
 /// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7071;
@@ -41,7 +41,7 @@ pub const CASES: &[Case] = &[
 #[expect(clippy::needless_pass_by_value, reason = "callers build the value in place")]
 fn put(fixture: &Fixture, service: Service, node_port: u16, more: Value) -> Result<()> {
     let mut spec = json!({"type": "NodePort", "ports": [{ "nodePort": node_port }]});
-    crate::manifest::merge(&mut spec, &more);
+    proxy_testbed::manifest::merge(&mut spec, &more);
     fixture.folder.put_text(service.name, &text_with(service, &json!({ "spec": spec }))?)
 }
 

@@ -1,6 +1,5 @@
 //! A Service of type LoadBalancer, and a node with an uplink.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
@@ -9,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::ensure_sees_orig_dst;
 use crate::fixture::{Fixture, SOON, eventually};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Seen, SocketKind};
+use proxy_testbed::manifest::{Family, pod_ip, service_object, slices, tcp_and_udp, yaml};
 
 pub const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 pub const NUMBER: u8 = 40;
@@ -41,64 +40,31 @@ pub fn put_in(fixture: &Fixture, pods: &[(u8, bool, State)], spec: &Value, ingre
 
 /// Returns the text that [`put_in`] writes.
 pub fn text(pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> String {
-    let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
-    let mut service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "open", "namespace": "default"},
-        "spec": {
-            "type": "LoadBalancer",
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [
-                {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
-                {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
-            ],
-        },
-        "status": {"loadBalancer": {
-            "ingress": ingress.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
-        }},
-    });
+    let ports = json!([
+        {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
+        {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
+    ]);
+    let mut service = service_object(FILE, NUMBER, &json!({"type": "LoadBalancer", "ports": ports}));
     for (key, value) in spec.as_object().into_iter().flatten() {
         service["spec"][key] = value.clone();
     }
-    let mut text = format!("---\n{service}\n");
-    for family in Family::BOTH {
-        let endpoints: Vec<_> = pods
-            .iter()
-            .map(|(pod, here, state)| {
-                json!({
-                    "addresses": [pod_ip(family, *pod)],
-                    "conditions": {
-                        "ready": *state == State::Ready,
-                        "serving": *state != State::Done,
-                        "terminating": *state != State::Ready,
-                    },
-                    "nodeName": if *here { "node" } else { "another" },
-                })
-            })
-            .collect();
-        let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
-        let slice = json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("open-{}", kind.to_lowercase()),
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "open"},
+    let ingress: Vec<_> = ingress.iter().map(|ip| json!({"ip": ip})).collect();
+    service["status"] = json!({"loadBalancer": {"ingress": ingress}});
+    let endpoint = |family, (pod, here, state): &(u8, bool, State)| {
+        json!({
+            "addresses": [pod_ip(family, *pod)],
+            "conditions": {
+                "ready": *state == State::Ready,
+                "serving": *state != State::Done,
+                "terminating": *state != State::Ready,
             },
-            "addressType": kind,
-            "endpoints": endpoints,
-            "ports": [
-                {"name": "tcp", "port": 8080, "protocol": "TCP"},
-                {"name": "udp", "port": 5353, "protocol": "UDP"},
-            ],
-        });
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "---\n{slice}");
-    }
-    text
+            "nodeName": if *here { "node" } else { "another" },
+        })
+    };
+    let slices = slices(FILE, FILE, &tcp_and_udp([8080, 5353]), |family| {
+        pods.iter().map(|pod| endpoint(family, pod)).collect()
+    });
+    yaml([service].into_iter().chain(slices))
 }
 
 /// Makes the device towards the client the uplink. If an agent runs, waits until the programs know the uplink.

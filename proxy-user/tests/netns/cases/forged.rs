@@ -12,9 +12,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::attack::{Scene, few_flows};
 use super::{Case, client_ip, held};
 use crate::fixture::{Fixture, Wish};
-use crate::manifest::{Family, pod_ip};
 use crate::peer::tcp_info;
 use crate::raw::{self, ACK, FIN, RST, Segment, Wire};
+use proxy_testbed::manifest::{Family, pod_ip};
 
 const WISH: Wish = few_flows!();
 

@@ -13,10 +13,10 @@ use super::exposed::{is_sent_on, node_port, open_up, put};
 use super::path_mtu::{never_cut, path_mtu};
 use super::{Case, held, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw;
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip};
+use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 /// The port of this Service is one of the node's source ports.

@@ -6,12 +6,14 @@ use std::{fs, io};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapData;
+use aya_obj::generated::bpf_cmd;
+use proxy_user::maps::sys::{attr, bpf};
 
 use super::{Case, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, Folder, Port, Service};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, Folder, Port, Service};
 
 /// Room for the entries of `web` in each family, its address and its port, and for two more. A failure that lasts for
 /// two seconds makes the node unhealthy.
@@ -81,7 +83,7 @@ fn too_many(fixture: &Fixture) -> Result<()> {
     fixture.agent_mut()?.says(&["first sync done"])?;
     answers(fixture, 503, 200, 503).context("a first sync that failed is not done")?;
     let reason = agent::get(&fixture.node, 10_256, "/readyz")?.1;
-    ensure!(reason.contains("Service ports are not programmed"), "{reason}");
+    ensure!(reason.contains("Service ports not programmed"), "{reason}");
     fs::remove_file(&more)?;
     answers(fixture, 200, 200, 200)?;
     works(fixture)
@@ -89,12 +91,10 @@ fn too_many(fixture: &Fixture) -> Result<()> {
 
 /// Freezes a map, like `bpftool map freeze`: programs can still write, and user space cannot.
 fn freeze(map: &MapData) -> io::Result<()> {
-    const BPF_MAP_FREEZE: libc::c_int = 22;
-    let attribute = [map.fd().as_fd().as_raw_fd(), 0];
-    // SAFETY: the kernel reads as many bytes as the array has.
-    let done =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_FREEZE, attribute.as_ptr(), size_of_val(&attribute)) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let mut attr = attr();
+    attr.__bindgen_anon_2.map_fd = map.fd().as_fd().as_raw_fd().cast_unsigned();
+    // SAFETY: the command reads one number.
+    unsafe { bpf(bpf_cmd::BPF_MAP_FREEZE, &mut attr) }.map(drop)
 }
 
 fn frozen(fixture: &Fixture) -> Result<()> {

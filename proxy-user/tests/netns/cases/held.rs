@@ -2,7 +2,6 @@
 //!
 //! A case that needs marked connections, or counts datagrams at the endpoint, begins with [`put`].
 
-use std::fmt::Write as _;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use serde_json::json;
 
 use super::exposed::node_ip;
 use crate::fixture::{Fixture, SOON, eventually};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Held, SocketKind};
+use proxy_testbed::manifest::{Family, pod_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
 
 pub const NUMBER: u8 = 41;
 const NODE_PORTS: [u16; 2] = [30_090, 30_091];
@@ -28,47 +27,16 @@ pub fn node_port(family: Family, is_tcp: bool) -> SocketAddr {
 
 /// Writes the Service; `pods`: number, and whether the slice says that it is on this node.
 pub fn put(fixture: &Fixture, pods: &[(u8, bool)]) -> Result<()> {
-    let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
-    let service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "held", "namespace": "default"},
-        "spec": {
-            "type": "NodePort",
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [
-                {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
-                {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
-            ],
-        },
+    let ports = json!([
+        {"name": "tcp", "port": 80, "nodePort": NODE_PORTS[0], "protocol": "TCP"},
+        {"name": "udp", "port": 53, "nodePort": NODE_PORTS[1], "protocol": "UDP"},
+    ]);
+    let service = service_object("held", NUMBER, &json!({"type": "NodePort", "ports": ports}));
+    let slices = slices("held", "held", &tcp_and_udp(TARGETS), |family| {
+        let node = |here: bool| if here { "node" } else { "another" };
+        pods.iter().map(|(pod, here)| ready_on(pod_ip(family, *pod), node(*here))).collect()
     });
-    let mut text = format!("---\n{service}\n");
-    for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-        let endpoint = |(pod, here): &(u8, bool)| {
-            let node = if *here { "node" } else { "another" };
-            json!({"addresses": [pod_ip(family, *pod)], "conditions": {"ready": true}, "nodeName": node})
-        };
-        let slice = json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("held-{}", label.to_lowercase()),
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "held"},
-            },
-            "addressType": label,
-            "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
-            "ports": [
-                {"name": "tcp", "port": TARGETS[0], "protocol": "TCP"},
-                {"name": "udp", "port": TARGETS[1], "protocol": "UDP"},
-            ],
-        });
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "---\n{slice}");
-    }
-    fixture.folder.put_text("held", &text)
+    fixture.folder.put_text("held", &yaml([service].into_iter().chain(slices)))
 }
 
 /// Serves the Service's TCP port in a pod, for thousands of connections; the server's name is the pod's number.

@@ -11,11 +11,11 @@ use super::three_nodes::objects;
 use super::three_nodes::rule::{Location, PLACES, node_port};
 use super::{NodesCase, xdp};
 use crate::fixture::{SOON, eventually, nft};
-use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
 use crate::raw::{self, Wire, device};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, cluster_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
+use proxy_testbed::space::Space;
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "identity::one_node_answers_on_a_link_that_floods", run: || with(&[], flooded) },
@@ -66,43 +66,13 @@ fn orig_dst(family: Family, kind: SocketKind) -> SocketAddr {
 /// Returns all objects: those of `three_nodes`, and a Service with external addresses and an endpoint on node 3.
 fn text() -> String {
     let mut all = objects::objects();
-    let ips = Family::BOTH.map(|family| cluster_ip(family, 90));
-    all.push(json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "vip", "namespace": "default"},
-        "spec": {
-            "type": "ClusterIP",
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "ipFamilies": ["IPv4", "IPv6"],
-            "externalIPs": Family::BOTH.map(vip),
-            "ports": [
-                {"name": "tcp", "port": PORTS[0], "protocol": "TCP"},
-                {"name": "udp", "port": PORTS[1], "protocol": "UDP"},
-            ],
-        },
-    }));
-    for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-        let endpoint =
-            json!({"addresses": [pod_ip(family, 3, 2)], "conditions": {"ready": true}, "nodeName": "node3"});
-        all.push(json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("vip-{}", label.to_lowercase()),
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "vip"},
-            },
-            "addressType": label,
-            "endpoints": [endpoint],
-            "ports": [
-                {"name": "tcp", "port": 8080, "protocol": "TCP"},
-                {"name": "udp", "port": 5353, "protocol": "UDP"},
-            ],
-        }));
-    }
-    objects::text(&all)
+    let spec = json!({
+        "type": "ClusterIP", "externalIPs": Family::BOTH.map(vip), "ports": tcp_and_udp(PORTS),
+    });
+    all.push(service_object("vip", 90, &spec));
+    let endpoints = |family| vec![ready_on(pod_ip(family, 3, 2), "node3")];
+    all.extend(slices("vip", "vip", &tcp_and_udp([8080, 5353]), endpoints));
+    yaml(all)
 }
 
 /// Builds three nodes with these flags, and runs the test.

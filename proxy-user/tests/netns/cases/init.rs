@@ -9,8 +9,8 @@ use rustix::mount::{UnmountFlags, unmount};
 use super::{Case, WEB, capabilities, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, Wish};
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 

@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{ask, binary};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::Family;
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "inspect::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
+    Case { name: "inspect::monitor_shows_refusals_from_before_it_ran", wish: WISH, run: shows_history },
     Case { name: "inspect::monitor_writes_records_of_opentelemetry", wish: WISH, run: writes_records },
     Case { name: "inspect::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
     Case { name: "inspect::explain_agrees_with_the_packet_path", wish: WISH, run: explains },
@@ -66,6 +67,25 @@ fn monitors(fixture: &Fixture) -> Result<()> {
             })?;
         let pod = super::pod(family, 0, SocketKind::Tcp).to_string();
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
+    }
+    Ok(())
+}
+
+fn shows_history(fixture: &Fixture) -> Result<()> {
+    let is_shown = |line: &Value| line["reason"] == "no_endpoint" && line["name"] == "empty";
+    for family in Family::BOTH {
+        let client = client_ip(family).to_string();
+        // The agent may have begun to keep events only now.
+        eventually(SOON, || {
+            (0..3).try_for_each(|_| refused(&fixture.client, family))?;
+            let mut command = fixture.node.command(binary());
+            command.args(["monitor", "-o", "json", "--last", "2", "--client", &client, "--bpffs"]);
+            let output = command.arg(fixture.bpffs()).output().context("cannot run ballast")?;
+            let text = String::from_utf8(output.stdout)?;
+            let lines: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+            ensure!(output.status.success() && lines.len() == 2 && lines.iter().all(is_shown), "{text}");
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::exposed::{NODE_PORTS, NUMBER, State, node_ip, node_port, open_up, put, put_in, reach};
 use super::{Case, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, cluster_ip};
 
 const WISH: Wish = Wish { pods: 3, services: &[], flags: SMALL };
 

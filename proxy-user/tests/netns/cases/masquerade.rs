@@ -3,20 +3,22 @@
 //!
 //! To add an order, or another kind of source, add a row to [`CASES`].
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::maps::view::View;
+use socket2::{Domain, Socket, Type};
 
 use super::exposed::{is_sent_on, node_ip, open_up};
 use super::held::{self, TARGETS, node_port};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
-use crate::manifest::{Family, pod_ip};
-use crate::peer::{Attempt, SocketKind};
-use crate::space::Space;
+use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, pod_ip};
+use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 
@@ -32,7 +34,17 @@ pub const CASES: &[Case] = &[
         wish: WISH,
         run: |fixture| tcp(fixture, false),
     },
+    Case {
+        name: "masquerade::snat_shares_ports_with_sockets_that_use_nearly_all",
+        wish: WISH,
+        run: shared_with_sockets,
+    },
     Case { name: "masquerade::under_the_number_of_a_node_port", wish: WISH, run: under_node_port },
+    Case {
+        name: "masquerade::connections_older_than_a_node_port_stay",
+        wish: WISH,
+        run: older_than_node_port,
+    },
 ];
 
 /// Number of connections of each side in each family: 10,000 by UDP in all.
@@ -164,6 +176,17 @@ fn sockets_of(space: &Space, from: IpAddr, to: SocketAddr) -> Result<UdpSocket> 
     })
 }
 
+/// Opens connections to the endpoint itself in each family, none of which may wait for a retransmission.
+fn hold_endpoint(peer: &Peer, of: &str) -> Result<()> {
+    for family in Family::BOTH {
+        let to = (pod_ip(family, 0), TARGETS[0]).into();
+        let held =
+            peer.hold(Attempt { patience: PATIENCE, ..Attempt::new(SocketKind::Tcp, to) }, CONNECTIONS)?;
+        ensure!(held.lost == 0 && held.syn_retransmits == 0, "{family:?}, of {of}: {held:?}");
+    }
+    Ok(())
+}
+
 /// Opens connections of both sides; those of the second side meet the ports of the first.
 fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
     masquerade(fixture)?;
@@ -171,17 +194,7 @@ fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
     for family in Family::BOTH {
         is_sent_on(fixture, node_port(family, true), SocketKind::Tcp)?;
     }
-    let theirs = || -> Result<()> {
-        for family in Family::BOTH {
-            let attempt = Attempt {
-                patience: PATIENCE,
-                ..Attempt::new(SocketKind::Tcp, (pod_ip(family, 0), TARGETS[0]).into())
-            };
-            let held = fixture.pod(1)?.hold(attempt, CONNECTIONS)?;
-            ensure!(held.lost == 0 && held.syn_retransmits == 0, "{family:?}, by netfilter: {held:?}");
-        }
-        Ok(())
-    };
+    let theirs = || hold_endpoint(&*fixture.pod(1)?, "netfilter");
     if ballast_first {
         held::hold(fixture, CONNECTIONS)?;
         theirs()?;
@@ -196,6 +209,141 @@ fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
         ensure!(held.lost == 0, "netfilter's: {held:?}");
     }
     Ok(())
+}
+
+/// With `ip_local_port_range` of nearly all ports, SNAT takes ports that sockets of the node use towards the same endpoint.
+fn shared_with_sockets(fixture: &Fixture) -> Result<()> {
+    fixture.node.sysctl("net/ipv4/ip_local_port_range", "1024 65000")?;
+    // As towards an endpoint of another node, both use one address.
+    fixture.node.ip(
+        "route replace 10.99.0.0/24 dev p0 src 10.98.0.1\nroute replace fd99::/64 dev p0 src fd98::1\n",
+    )?;
+    fixture.restart()?;
+    // The kernel gives adjacent ports, from a random one on: with the whole range, SNAT may use none of them.
+    fixture.node.sysctl("net/ipv4/ip_local_port_range", "1024 29999")?;
+    open_up(fixture)?;
+    held::put(fixture, &[(0, false)])?;
+    held::serve(fixture, 0)?;
+    for family in Family::BOTH {
+        is_sent_on(fixture, node_port(family, true), SocketKind::Tcp)?;
+    }
+    let of_the_node = || hold_endpoint(&fixture.outside, "the node");
+    of_the_node()?;
+    held::hold(fixture, CONNECTIONS)?;
+    of_the_node()?;
+    ensure!(moved(fixture)? > 0, "no port was taken twice");
+    for _ in 0..2 {
+        held::nothing_is_lost(fixture, "Ballast's")?;
+        let held = fixture.outside.pulse(PATIENCE).context("the node's")?;
+        ensure!(held.lost == 0, "the node's: {held:?}");
+    }
+    Ok(())
+}
+
+/// The other end of a connection that a pod or the node has begun, outside.
+struct Far<T> {
+    near: T,
+    far: T,
+}
+
+/// Connects by TCP from a namespace to the client's, and exchanges a byte.
+fn connected(fixture: &Fixture, from: &Space, own: SocketAddr, to: SocketAddr) -> Result<Far<TcpStream>> {
+    let listener = fixture.client_space.inside(|| Ok(TcpListener::bind(to)?))?;
+    let near = from.inside(|| {
+        let socket = Socket::new(Domain::for_address(own), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&own.into())?;
+        socket.connect_timeout(&to.into(), Duration::from_secs(PATIENCE))?;
+        Ok(TcpStream::from(socket))
+    })?;
+    let far = listener.accept()?.0;
+    for stream in [&near, &far] {
+        stream.set_read_timeout(Some(Duration::from_secs(PATIENCE)))?;
+    }
+    let mut pair = Far { near, far };
+    pair.exchange().context("before the Service")?;
+    Ok(pair)
+}
+
+impl Far<TcpStream> {
+    /// The far end sends first: no packet of the near end tells that it still has the connection.
+    fn exchange(&mut self) -> Result<()> {
+        let mut byte = [0];
+        self.far.write_all(b"x")?;
+        self.near.read_exact(&mut byte)?;
+        self.near.write_all(b"y")?;
+        Ok(self.far.read_exact(&mut byte)?)
+    }
+}
+
+/// Connects a UDP socket in a namespace to one of the client's, and exchanges a datagram.
+fn associated(fixture: &Fixture, from: &Space, own: SocketAddr, to: SocketAddr) -> Result<Far<UdpSocket>> {
+    let far = fixture.client_space.inside(|| Ok(UdpSocket::bind(to)?))?;
+    let near = from.inside(|| {
+        let socket = UdpSocket::bind(own)?;
+        socket.connect(to)?;
+        Ok(socket)
+    })?;
+    for socket in [&near, &far] {
+        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    }
+    Ok(Far { near, far })
+}
+
+impl Far<UdpSocket> {
+    /// Sends a datagram to the far end; returns its source.
+    fn send(&self) -> Result<SocketAddr> {
+        self.near.send(b"y")?;
+        Ok(self.far.recv_from(&mut [0; 8])?.1)
+    }
+
+    fn answer(&self, to: SocketAddr) -> Result<()> {
+        self.far.send_to(b"x", to)?;
+        let length = self.near.recv(&mut [0; 8])?;
+        ensure!(length == 1, "{length} bytes");
+        Ok(())
+    }
+}
+
+/// Connections of a masqueraded pod and of the node have the numbers of node ports before the Service exists.
+fn older_than_node_port(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    for family in Family::BOTH {
+        let name = if family == Family::V4 { "ip" } else { "ip6" };
+        let (from, to) = (pod_ip(family, 1), node_port(family, true));
+        let rules = format!("meta l4proto tcp {name} saddr {from} snat to {to}\n");
+        let chain = format!("chain postrouting {{\ntype nat hook postrouting priority srcnat\n{rules}}}\n");
+        nft(&fixture.node, &format!("table {name} numbers {{\n{chain}}}\n"))?;
+    }
+    let (mut streams, mut of_node) = (Vec::new(), Vec::new());
+    for family in Family::BOTH {
+        let to = |port| SocketAddr::from((client_ip(family), port));
+        let own = (pod_ip(family, 1), 0).into();
+        fixture.in_pod_space(1, |pod| {
+            streams.push(connected(fixture, pod, own, to(7080))?);
+            Ok(())
+        })?;
+        let socket = associated(fixture, &fixture.node, node_port(family, false), to(7082))?;
+        ensure!(socket.send()? == node_port(family, false), "not from the node port's address");
+        of_node.push((socket, node_port(family, false)));
+    }
+    held::put(fixture, &[(0, false)])?;
+    held::serve(fixture, 0)?;
+    for family in Family::BOTH {
+        is_sent_on(fixture, node_port(family, true), SocketKind::Tcp)?;
+    }
+    let stay = |streams: &mut Vec<Far<TcpStream>>| {
+        for stream in streams {
+            stream.exchange().with_context(|| format!("TCP of a pod: {:?}", stream.near))?;
+        }
+        for (socket, source) in &of_node {
+            socket.answer(*source).with_context(|| format!("UDP of the node: {:?}", socket.near))?;
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    stay(&mut streams)?;
+    fixture.restart()?;
+    stay(&mut streams).context("after a restart of the agent")
 }
 
 /// netfilter does not know node ports, and allocates their numbers too: each answer then arrives at a node port of this node.

@@ -76,8 +76,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Result, ensure};
 
 use crate::fixture::{Fixture, Wish};
-use crate::manifest::{Family, Port, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Peer, Seen, SocketKind, Tally};
+use proxy_testbed::manifest::{Family, Port, Service, cluster_ip, pod_ip};
 
 /// A test with a fixture.
 #[derive(Clone, Copy)]

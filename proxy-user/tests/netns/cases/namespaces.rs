@@ -11,9 +11,9 @@ use serde_json::json;
 
 use super::{Case, WEB, vip};
 use crate::fixture::{Cgroup, Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, text_with};
 use crate::peer::{Attempt, Peer, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, text_with};
+use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 
@@ -113,9 +113,9 @@ fn learned(fixture: &Fixture) -> Result<()> {
     let put = |v4: &str, v6: &str| -> Result<()> {
         let mut store = KernelStore::open(&fixture.bpffs().join("ballast"))?;
         let mut row = store.read(u32::MAX)?.node.config;
-        row.pods4 = range_words(v4.parse::<Ipv4Net>().ok());
-        row.pods6 = range_words(v6.parse::<Ipv6Net>().ok());
-        store.write(&[Write::Config(row)]).map_err(|error| anyhow::anyhow!("{error:?}"))
+        row.0.pods4 = range_words(v4.parse::<Ipv4Net>().ok());
+        row.0.pods6 = range_words(v6.parse::<Ipv6Net>().ok());
+        store.write(&[Write::Config(Box::new(row))]).map_err(|error| anyhow::anyhow!("{error:?}"))
     };
     put("10.99.0.0/16", "fd99::/16")?;
     eventually(SOON, || is_served_by_packets(&guest))?;

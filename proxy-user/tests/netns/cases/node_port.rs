@@ -1,6 +1,5 @@
 //! Node ports: sockets of the node and of pods that connect to them, and processes that listen on one.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -11,8 +10,8 @@ use serde_json::json;
 use super::{Case, ensure_sees_orig_dst, tcp, udp};
 use crate::agent::command;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, cluster_ip, text_with};
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, Service, service_object, slices, text_with, yaml};
 
 const PORTS: Service =
     Service { name: "ports", number: 50, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
@@ -119,7 +118,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
     refused(&fixture.local, &localhosts())?;
     // A port that no Service has, and an address that is not one of the node's.
     fixture.local.fails(Attempt::new(SocketKind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
-    let pod: SocketAddr = (crate::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
+    let pod: SocketAddr = (proxy_testbed::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
     fixture.local.fails(Attempt::new(SocketKind::Tcp, pod), libc::ECONNREFUSED)?;
     Ok(())
 }
@@ -233,36 +232,17 @@ fn shares(fixture: &Fixture) -> Result<()> {
 }
 
 /// Returns the Service `same`, whose node port and endpoint in the node's network namespace have one number.
-fn same(ready: bool) -> Result<String> {
-    let ips = [Family::V4, Family::V6].map(|family| cluster_ip(family, 51));
+fn same(ready: bool) -> String {
     let ports = |extra: &str| {
         let port = |name: &str, protocol: &str| json!({"name": name, "port": HOST_PORT, "protocol": protocol, extra: HOST_PORT});
         json!([port("tcp", "TCP"), port("udp", "UDP")])
     };
-    let mut text = format!(
-        "---\n{}\n",
-        json!({
-            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "same", "namespace": "default"},
-            "spec": {
-                "type": "NodePort", "clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"],
-                "ports": ports("nodePort"),
-            },
-        })
-    );
-    for (family, address) in [("IPv4", node_ips()[0]), ("IPv6", node_ips()[2])] {
-        let slice = json!({
-            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("same-{}", family.to_lowercase()), "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "same"},
-            },
-            "addressType": family,
-            "endpoints": [{"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node"}],
-            "ports": ports("port"),
-        });
-        writeln!(text, "---\n{slice}")?;
-    }
-    Ok(text)
+    let service = service_object("same", 51, &json!({"type": "NodePort", "ports": ports("nodePort")}));
+    let slices = slices("same", "same", &ports("port"), |family| {
+        let address = node_ips()[if family == Family::V4 { 0 } else { 2 }];
+        vec![json!({"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node"})]
+    });
+    yaml([service].into_iter().chain(slices))
 }
 
 /// Begins to listen as an endpoint of the Service `same` does.
@@ -285,7 +265,7 @@ fn is_there(fixture: &Fixture) -> Result<()> {
 
 /// A readiness probe comes from the node, and must reach an endpoint that its Service does not send clients to yet.
 fn probed(fixture: &Fixture) -> Result<()> {
-    fixture.folder.put_text("same", &same(false)?)?;
+    fixture.folder.put_text("same", &same(false))?;
     eventually(SOON, || is_there(fixture))?;
     for ip in outer_ips() {
         for kind in [SocketKind::Tcp, SocketKind::Udp] {
@@ -309,7 +289,7 @@ fn probed(fixture: &Fixture) -> Result<()> {
     let explain = command(&fixture.node, &["explain", "host", &at], &fixture.bpffs())?;
     let explanation = String::from_utf8_lossy(&explain.stdout);
     ensure!(explanation.contains("for the process that listens on this port"), "{explanation}");
-    fixture.folder.put_text("same", &same(true)?)?;
+    fixture.folder.put_text("same", &same(true))?;
     let to = Attempt::new(SocketKind::Tcp, (node_ips()[0], HOST_PORT).into());
     eventually(SOON, || fixture.client.reach(to))?;
     Ok(())
@@ -318,7 +298,7 @@ fn probed(fixture: &Fixture) -> Result<()> {
 /// An endpoint in the node's network namespace has one number for everything, and begins to listen after its Service exists,
 /// as each time when its pod is started again.
 fn own_port(fixture: &Fixture) -> Result<()> {
-    fixture.folder.put_text("same", &same(true)?)?;
+    fixture.folder.put_text("same", &same(true))?;
     eventually(SOON, || is_there(fixture))?;
     listen(fixture)?;
     for ip in outer_ips() {

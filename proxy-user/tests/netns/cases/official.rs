@@ -14,12 +14,12 @@ use super::exposed::{NODE_PORTS, NUMBER, node_ip, node_port, open_up, put};
 use super::takeover::{back, ruleset, takeover, through};
 use super::{Case, WEB};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::kube::control::ControlPlane;
-use crate::kube::kube_proxy::{self, Mode};
-use crate::kube::process::Process;
-use crate::kube::{self, tail};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::kube_proxy::{self, Mode};
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::{self, tail};
+use proxy_testbed::manifest::{self, Family, cluster_ip, pod_ip};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
@@ -43,29 +43,19 @@ fn objects() -> Result<(Vec<Service>, Vec<EndpointSlice>)> {
         ("web", WEB.number, json!({})),
         ("open", NUMBER, json!({ "type": "NodePort", "ports": [{ "nodePort": NODE_PORTS[0] }] })),
     ] {
-        let ips = Family::BOTH.map(|family| cluster_ip(family, number));
-        let mut service = json!({
-            "metadata": { "name": name },
-            "spec": {
-                "clusterIP": ips[0],
-                "clusterIPs": ips,
-                "ipFamilies": ["IPv4", "IPv6"],
-                "ipFamilyPolicy": "RequireDualStack",
-                "ports": [{ "name": "tcp", "port": 80, "protocol": "TCP" }],
-            },
-        });
-        crate::manifest::merge(&mut service["spec"], &spec);
+        let ports = json!([{ "name": "tcp", "port": 80, "protocol": "TCP" }]);
+        let mut service = manifest::service_object(
+            name,
+            number,
+            &json!({ "ipFamilyPolicy": "RequireDualStack", "ports": ports }),
+        );
+        manifest::merge(&mut service["spec"], &spec);
         services.push(serde_json::from_value(service)?);
-        for (family, kind) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-            slices.push(serde_json::from_value(json!({
-                "metadata": {
-                    "name": format!("{name}-{}", kind.to_lowercase()),
-                    "labels": { "kubernetes.io/service-name": name },
-                },
-                "addressType": kind,
-                "endpoints": [{ "addresses": [pod_ip(family, 1)], "nodeName": "node" }],
-                "ports": [{ "name": "tcp", "port": 8080, "protocol": "TCP" }],
-            }))?);
+        let ports = json!([{ "name": "tcp", "port": 8080, "protocol": "TCP" }]);
+        for slice in manifest::slices(name, name, &ports, |family| {
+            vec![json!({ "addresses": [pod_ip(family, 1)], "nodeName": "node" })]
+        }) {
+            slices.push(serde_json::from_value(slice)?);
         }
     }
     Ok((services, slices))

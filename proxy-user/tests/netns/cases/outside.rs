@@ -8,8 +8,8 @@ use serde_json::json;
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, ensure_sees_orig_dst, is_snat_port, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, cluster_ip};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 /// [`SMALL`], with the range of Service addresses.

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use super::{Case, WEB, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::Family;
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 

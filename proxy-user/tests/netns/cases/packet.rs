@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
+use super::exposed::open_up;
 use super::{Case, EMPTY, WEB, client_ip, ensure_sees_orig_dst, pod, spread, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
-use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Close, SocketKind};
+use proxy_testbed::manifest::{Family, Service, pod_ip};
 
 /// The next source port; only [`reaches`] uses these ports.
 static PORT: AtomicU16 = AtomicU16::new(21_000);
@@ -33,6 +34,7 @@ pub const CASES: &[Case] = &[
     Case { name: "packet::no_endpoint_is_refused_at_once", wish: WISH, run: refuses },
     Case { name: "packet::one_client_port_to_two_services_of_one_pod", wish: WISH, run: collides },
     Case { name: "packet::a_client_port_is_used_again_and_again", wish: WISH, run: again },
+    Case { name: "packet::datagram_of_the_node_waits_for_the_neighbour", wish: WISH, run: waits },
     Case { name: "packet::reaches_pods_by_clsact", wish: Wish { flags: CLSACT, ..WISH }, run: by_clsact },
 ];
 
@@ -63,13 +65,28 @@ fn reaches(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
+/// A datagram is not retransmitted.
+fn waits(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    for family in Family::BOTH {
+        let attempt = Attempt::new(SocketKind::Udp, vip(family, WEB, SocketKind::Udp));
+        // The gateway of the route to the Service address is resolved afterwards.
+        fixture.outside.reach(attempt)?;
+        fixture.node.ip(&format!("neigh flush to {} nud all\n", pod_ip(family, 0)))?;
+        fixture.outside.reach(attempt).with_context(|| format!("{family:?}, without the neighbour"))?;
+    }
+    Ok(())
+}
+
 fn refuses(fixture: &Fixture) -> Result<()> {
     refuses_all(fixture)?;
-    // Without offloads, the client's packets arrive with complete checksums.
-    let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output();
-    let output = output.map_err(|error| anyhow::anyhow!("ethtool (apt-get install ethtool): {error}"))?;
-    ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
-    refuses_all(fixture)?;
+    // Without offloads, the kernel completes the checksums of the answers, and then the client's packets arrive with theirs.
+    for (space, device) in [(&fixture.node, "c0"), (&fixture.client_space, "eth0")] {
+        let output = space.command("ethtool").args(["-K", device, "tx", "off"]).output();
+        let output = output.map_err(|error| anyhow::anyhow!("ethtool (apt-get install ethtool): {error}"))?;
+        ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
+        refuses_all(fixture).with_context(|| format!("{device} without offloads"))?;
+    }
     reaches(fixture)
 }
 

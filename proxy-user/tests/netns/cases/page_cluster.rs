@@ -17,10 +17,10 @@ use super::{Case, tcp};
 use crate::agent::binary;
 use crate::browser::Browser;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, cluster_ip};
 use crate::mock::{self, Answers, agents_pod};
 use crate::peer::{Attempt, Load, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, Service, cluster_ip};
+use proxy_testbed::space::Space;
 
 const SHOP: Service = Service { name: "shop", number: 20, ports: &[tcp(80, 8080, &[0])] };
 const CART: Service = Service { name: "cart", number: 21, ports: &[tcp(80, 9090, &[0])] };

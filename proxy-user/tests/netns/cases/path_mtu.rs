@@ -11,9 +11,9 @@ use serde_json::json;
 use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, is_snat_port, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
@@ -107,7 +107,9 @@ fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -
         message.push(b'\n');
         stream.write_all(&message)?;
         let mut line = String::new();
-        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
+        BufReader::new(stream.try_clone()?).read_line(&mut line).with_context(|| {
+            format!("{tcp}: the answer to 300,001 bytes, with path MTU {:?}", path_mtu(&stream, family))
+        })?;
         ensure!(line.trim_end().ends_with("|300001"), "answer {line:?}");
         ensure!(path_mtu(&stream, family)? == MTU, "{tcp}: got through without learning");
         Ok(())
@@ -119,14 +121,17 @@ fn cluster(family: Family, kind: SocketKind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
+/// Returns an exchange that soon fails: a datagram from before the Service is programmed is lost.
+fn probe(udp: SocketAddr) -> Attempt {
+    Attempt { patience: 2, ..Attempt::new(SocketKind::Udp, udp) }
+}
+
 /// Tests both ways to reach the endpoint: without and with SNAT.
 fn without_and_with_snat(fixture: &Fixture, number: u8) -> Result<()> {
     // The client's address is kept: the stack sends the error, and the programs translate it.
     put(fixture, &[(number, true)], &json!({}), &[])?;
     for family in Family::BOTH {
-        eventually(SOON, || {
-            fixture.client.reach(Attempt::new(SocketKind::Udp, cluster(family, SocketKind::Udp)))
-        })?;
+        eventually(SOON, || fixture.client.reach(probe(cluster(family, SocketKind::Udp))))?;
         learns(fixture, family, cluster(family, SocketKind::Udp), cluster(family, SocketKind::Tcp))?;
     }
     // The endpoint is on another node: packets are forwarded under the node's address.
@@ -135,7 +140,7 @@ fn without_and_with_snat(fixture: &Fixture, number: u8) -> Result<()> {
     for family in Family::BOTH {
         let (udp, tcp) = (node_port(family, SocketKind::Udp), node_port(family, SocketKind::Tcp));
         eventually(SOON, || {
-            let seen = fixture.client.reach(Attempt::new(SocketKind::Udp, udp))?;
+            let seen = fixture.client.reach(probe(udp))?;
             ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             Ok(())
         })?;

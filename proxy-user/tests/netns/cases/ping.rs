@@ -11,8 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Case, tcp};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, cluster_ip, text_with};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, Service, cluster_ip, text_with};
+use proxy_testbed::space::Space;
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[

@@ -11,8 +11,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::exposed::{node_ip, open_up};
 use super::{Case, NodesCase, WEB, smoke, vip};
 use crate::fixture::{Fixture, Wish};
-use crate::manifest::Family;
 use crate::peer::SocketKind;
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: &[] };
 

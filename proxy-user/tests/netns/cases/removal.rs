@@ -11,8 +11,8 @@ use super::capabilities::{AGENT_CAPABILITIES, restrict};
 use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent::Agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Failure, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, Service, text_with};
 
 const WISH: Wish = Wish { pods: 3, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };

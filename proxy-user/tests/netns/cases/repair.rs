@@ -14,8 +14,8 @@ use proxy_user::programs::hooks::SOCKET_HOOKS;
 use super::{Case, WEB, vip};
 use crate::agent;
 use crate::fixture::{Cgroup, Fixture, SOON, Wish, eventually};
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::Family;
 
 /// Flags for small maps, and for a sync period so short that the agent soon compares them.
 #[rustfmt::skip]

@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Load, SocketKind};
+use proxy_testbed::manifest::{Family, Service};
 
 /// Fewer flows than the traffic makes: flows whose client has had its answer are evicted for others.
 #[rustfmt::skip]

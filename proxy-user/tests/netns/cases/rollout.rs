@@ -1,6 +1,5 @@
 //! Rollouts of pods that have no readiness probe and do not wait before they end: no client's connection fails.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
 use std::time::Duration;
@@ -14,8 +13,8 @@ use super::Case;
 use super::exposed::{node_ip, open_up};
 use super::socket_lb::attends;
 use crate::fixture::{Fixture, SOON, Wish, eventually, nft};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Load, Peer, SocketKind, Tally};
+use proxy_testbed::manifest::{Family, cluster_ip, pod_ip, ready_on, service_object, slices, yaml};
 
 const PODS: u8 = 6;
 const NUMBER: u8 = 66;
@@ -63,37 +62,20 @@ fn load_balancer(family: Family) -> IpAddr {
 
 /// Writes the Service with these endpoints: pods and their ports.
 fn put(fixture: &Fixture, endpoints: &[(u8, u16)]) -> Result<()> {
-    let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "bare", "namespace": "default"},
-        "spec": {
-            "type": "LoadBalancer", "clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"],
-            "ports": [{"name": "tcp", "port": 80, "nodePort": NODE_PORT, "protocol": "TCP"}],
-        },
-        "status": {"loadBalancer": {
-            "ingress": Family::BOTH.map(|family| json!({"ip": load_balancer(family)})),
-        }},
+    let spec = json!({
+        "type": "LoadBalancer",
+        "ports": [{"name": "tcp", "port": 80, "nodePort": NODE_PORT, "protocol": "TCP"}],
     });
-    let mut text = format!("---\n{service}\n");
-    for (pod, port) in endpoints {
-        for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-            let slice = json!({
-                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                "metadata": {
-                    "name": format!("bare-{pod}-{port}-{label}").to_lowercase(), "namespace": "default",
-                    "labels": {"kubernetes.io/service-name": "bare"},
-                },
-                "addressType": label,
-                "endpoints": [{
-                    "addresses": [pod_ip(family, *pod)], "conditions": {"ready": true}, "nodeName": "node",
-                }],
-                "ports": [{"name": "tcp", "port": port, "protocol": "TCP"}],
-            });
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "---\n{slice}");
-        }
-    }
-    fixture.folder.put_text("bare", &text)
+    let mut service = service_object("bare", NUMBER, &spec);
+    let ingress = Family::BOTH.map(|family| json!({"ip": load_balancer(family)}));
+    service["status"] = json!({"loadBalancer": {"ingress": ingress}});
+    let slices = endpoints.iter().flat_map(|(pod, port)| {
+        let ports = json!([{"name": "tcp", "port": port, "protocol": "TCP"}]);
+        slices("bare", &format!("bare-{pod}-{port}"), &ports, |family| {
+            vec![ready_on(pod_ip(family, *pod), "node")]
+        })
+    });
+    fixture.folder.put_text("bare", &yaml([service].into_iter().chain(slices)))
 }
 
 fn inside() -> Vec<SocketAddr> {

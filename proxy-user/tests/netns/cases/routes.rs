@@ -11,9 +11,9 @@ use serde_json::json;
 use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, held};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
-use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, pod_ip};
+use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 #[rustfmt::skip]
@@ -199,7 +199,7 @@ fn own_route(fixture: &Fixture) -> Result<()> {
     for family in ["ip", "ip6"] {
         let output = fixture.node.command("nft").args(["list", "table", family, "ballast"]).output()?;
         let rules = String::from_utf8_lossy(&output.stdout).into_owned();
-        let drops = |line: &str| line.contains("0x00100000") && line.contains("ct state invalid drop");
+        let drops = |line: &str| line.contains("0x00100000") && line.contains("ct state invalid counter");
         ensure!(rules.lines().any(drops), "{family}: {rules}");
     }
     put(fixture, &[(0, true)], &json!({}), &[])?;

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::exposed::{NUMBER, is_sent_on, node_port, open_up, put};
 use super::{Case, client_ip, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, cluster_ip};
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 

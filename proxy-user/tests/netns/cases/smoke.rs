@@ -8,9 +8,9 @@ use proxy_user::programs::{MissingFeature, attachments};
 use super::tunnel::Tunnel;
 use super::{Case, EMPTY, NodesCase, WEB, client_ip, ensure_sees_orig_dst, repair, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, SocketKind};
 use crate::verify;
+use proxy_testbed::manifest::{Family, pod_ip};
 
 pub(super) const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
 /// Flags for small maps, and for a sync period so short that the agent soon finds what was removed.
@@ -22,7 +22,11 @@ const SOON_AGAIN: &[&str] = &[
 
 pub const CASES: &[Case] = &[
     Case { name: "smoke::all_programs_attached", wish: WISH, run: attached },
-    Case { name: "smoke::every_path_and_family_works", wish: WISH, run: works },
+    Case {
+        name: "smoke::every_path_and_family_works",
+        wish: Wish { flags: &["--local-devices", "t*"], ..WISH },
+        run: works,
+    },
     Case {
         name: "smoke::removed_programs_and_entries_are_restored",
         wish: Wish { pods: 2, services: &[WEB], flags: SOON_AGAIN },

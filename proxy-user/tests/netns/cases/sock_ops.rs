@@ -1,14 +1,17 @@
 //! Another `sock_ops` program on the same cgroup keeps its callbacks.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
+use aya::maps::{Array, Map, MapData};
+use aya_obj::generated::{BPF_F_ALLOW_MULTI, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
+use proxy_user::maps::sys::{attr, bpf, bpf_fd};
 
 use super::{Case, tcp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, Service};
 
 /// With two endpoints, Ballast watches connections.
 const TWO: Service = Service { name: "two", number: 62, ports: &[tcp(80, 8080, &[0, 1])] };
@@ -19,32 +22,6 @@ pub const CASES: &[Case] = &[Case {
     run: keeps,
 }];
 
-/// Commands of `bpf(2)`.
-const MAP_CREATE: libc::c_long = 0;
-const MAP_LOOKUP: libc::c_long = 1;
-const PROG_LOAD: libc::c_long = 5;
-const PROG_ATTACH: libc::c_long = 8;
-
-/// The members of `union bpf_attr` that are used here, as words of 32 bits.
-type Attr = [u32; 32];
-
-fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<i64> {
-    // SAFETY: a zeroed `bpf_attr` whose pointers are valid during the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), size_of::<Attr>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
-
-fn fd(command: libc::c_long, attr: &mut Attr) -> io::Result<OwnedFd> {
-    let fd = bpf(command, attr)? as i32;
-    // SAFETY: the kernel has just returned the descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn pointer(attr: &mut Attr, at: usize, pointer: u64) {
-    attr[at] = pointer as u32;
-    attr[at + 1] = (pointer >> 32) as u32;
-}
-
 /// Returns an instruction: operation, registers (destination, source), offset, immediate.
 fn insn(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> u64 {
     u64::from(code)
@@ -54,7 +31,7 @@ fn insn(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> u64 {
 }
 
 /// Loads a program that asks for callbacks about state changes when a socket connects, and counts them in `map`.
-fn load(map: &OwnedFd) -> io::Result<OwnedFd> {
+fn load(map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // Offsets in `struct bpf_sock_ops`: `op` 0, `bpf_sock_ops_cb_flags` 84. Events: 3 TCP_CONNECT_CB, 10 STATE_CB.
     let program = [
         insn(0xbf, 6, 1, 0, 0),               // r6 = context
@@ -78,39 +55,30 @@ fn load(map: &OwnedFd) -> io::Result<OwnedFd> {
         insn(0xb7, 0, 0, 0, 1),  // end: r0 = 1
         insn(0x95, 0, 0, 0, 0),  // return
     ];
-    let license = c"GPL";
-    let mut attr = Attr::default();
-    attr[0] = 13; // BPF_PROG_TYPE_SOCK_OPS
-    attr[1] = program.len() as u32;
-    pointer(&mut attr, 2, program.as_ptr() as u64);
-    pointer(&mut attr, 4, license.as_ptr() as u64);
-    fd(PROG_LOAD, &mut attr)
+    let mut attr = attr();
+    attr.__bindgen_anon_3.prog_type = bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS as u32;
+    attr.__bindgen_anon_3.insn_cnt = program.len() as u32;
+    attr.__bindgen_anon_3.insns = program.as_ptr() as u64;
+    attr.__bindgen_anon_3.license = c"GPL".as_ptr() as u64;
+    // SAFETY: instructions and license outlive the call, which returns a descriptor.
+    unsafe { bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
 }
 
 fn keeps(fixture: &Fixture) -> Result<()> {
-    let mut attr = Attr::default();
-    attr[..4].copy_from_slice(&[2, 4, 8, 1]); // an array of one counter
-    let map = fd(MAP_CREATE, &mut attr).context("map")?;
-    let program = load(&map).context("program")?;
+    let map = aya_obj::Map::new_from_params(bpf_map_type::BPF_MAP_TYPE_ARRAY as u32, 4, 8, 1, 0);
+    let map = MapData::create(map, "counter", None).context("map")?;
+    let program = load(map.fd().as_fd()).context("program")?;
+    let map = Array::<_, u64>::try_from(Map::Array(map))?;
     let cgroup = std::fs::File::open(fixture.cgroup())?;
-    let mut attr = Attr::default();
-    // BPF_CGROUP_SOCK_OPS, BPF_F_ALLOW_MULTI; the cgroup disappears with the fixture.
-    attr[..4].copy_from_slice(&[
-        cgroup.as_raw_fd().cast_unsigned(),
-        program.as_raw_fd().cast_unsigned(),
-        3,
-        2,
-    ]);
-    bpf(PROG_ATTACH, &mut attr).context("attach")?;
-    let count = || -> Result<u64> {
-        let (key, mut value) = (0u32, 0u64);
-        let mut attr = Attr::default();
-        attr[0] = map.as_raw_fd().cast_unsigned();
-        pointer(&mut attr, 2, (&raw const key) as u64);
-        pointer(&mut attr, 4, (&raw mut value) as u64);
-        bpf(MAP_LOOKUP, &mut attr)?;
-        Ok(value)
-    };
+    // The cgroup disappears with the fixture.
+    let mut attr = attr();
+    attr.__bindgen_anon_5.__bindgen_anon_1.target_fd = cgroup.as_raw_fd().cast_unsigned();
+    attr.__bindgen_anon_5.attach_bpf_fd = program.as_raw_fd().cast_unsigned();
+    attr.__bindgen_anon_5.attach_type = bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32;
+    attr.__bindgen_anon_5.attach_flags = BPF_F_ALLOW_MULTI;
+    // SAFETY: the command reads numbers.
+    unsafe { bpf(bpf_cmd::BPF_PROG_ATTACH, &mut attr) }.context("attach")?;
+    let count = || map.get(&0, 0);
     for family in Family::BOTH {
         let before = count()?;
         fixture.local.reach(Attempt::new(SocketKind::Tcp, vip(family, TWO, SocketKind::Tcp)))?;

@@ -18,8 +18,8 @@ use super::exposed::{self, NUMBER, State, open_up, put};
 use super::{Case, WEB, ensure_sees_orig_dst, tcp, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
-use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Failure, Load, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, Service, cluster_ip};
 
 const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };

@@ -8,8 +8,8 @@ use proxy_user::maps::view::View;
 
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Failure, Peer, SocketKind};
+use proxy_testbed::manifest::{Family, Service};
 
 pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
 pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };

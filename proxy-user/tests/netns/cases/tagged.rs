@@ -8,9 +8,9 @@ use proxy_user::maps::view::View;
 
 use super::{Case, WEB, client_ip, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
 use crate::raw;
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 

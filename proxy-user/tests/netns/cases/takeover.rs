@@ -14,8 +14,8 @@ use super::exposed::{node_port, open_up, put};
 use super::{Case, WEB, ensure_no_syn_lost, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, feed, nft};
-use crate::manifest::Family;
 use crate::peer::{Attempt, Load, SocketKind, Tally};
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
@@ -246,7 +246,7 @@ pub fn back(fixture: &Fixture, install: impl Fn(&Fixture) -> Result<()>) -> Resu
     for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
     }
-    ensure!(said.contains("connections of the packet path are moved to nf_conntrack"), "{said}");
+    ensure!(said.contains("connections of the packet path moved to nf_conntrack"), "{said}");
     ensure!(!ruleset(fixture)?.contains("ballast"), "{}", ruleset(fixture)?);
     all_reach(fixture, "1/8080")
 }

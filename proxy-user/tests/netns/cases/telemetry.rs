@@ -13,9 +13,9 @@ use super::inspect::{refused, sees};
 use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::kube::process::Process;
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::manifest::Family;
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[

@@ -10,8 +10,8 @@ use serde_json::json;
 use super::{Case, tcp};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, Service, text_with};
 
 const WISH: Wish =
     Wish { pods: 1, services: &[], flags: &["--max-source-ranges", "16384", "--sync-period", "1s"] };

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 use super::{Case, EMPTY, WEB, vip};
 use crate::agent::{binary, command};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::Family;
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,26 @@ use serde_json::json;
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, EMPTY, ensure_sees_orig_dst, is_snat_port};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Peer, Seen, SocketKind};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[EMPTY], flags: SMALL };
+/// [`SMALL`]; the namespaces behind the devices are virtual machines or pods of this node.
+#[rustfmt::skip]
+const LOCAL: &[&str] = &[
+    "--local-devices", "t*",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
 
 pub const CASES: &[Case] = &[
-    Case { name: "tunnel::a_client_behind_one_reaches_services", wish: WISH, run: client },
+    Case {
+        name: "tunnel::a_client_behind_one_reaches_services",
+        wish: Wish { flags: LOCAL, ..WISH },
+        run: client,
+    },
+    Case { name: "tunnel::client_of_a_vpn_reaches_services_by_the_nodes_address", wish: WISH, run: vpn },
     Case { name: "tunnel::an_endpoint_behind_one_is_reached", wish: WISH, run: endpoint },
     Case { name: "tunnel::from_one_to_another", wish: WISH, run: both },
 ];
@@ -151,11 +163,17 @@ fn client(fixture: &Fixture) -> Result<()> {
             }
         }
     }
-    // The client is outside: its packets to an endpoint on another node have the node's address as source.
-    fixture.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
+    Ok(())
+}
+
+/// The client is outside: its packets to an endpoint on another node have the node's address as source.
+fn vpn(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let tunnel = Tunnel::new(fixture, 9)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        let is_nodes =
-            |seen: &Seen| is_snat_port(seen.client.port()) && seen.client.ip() != pod_ip(family, 9);
+        let is_nodes = |seen: &Seen| is_snat_port(seen.client.port()) && seen.client.ip() == node_ip(family);
+        all_sizes(&tunnel.peer, cluster(family), is_nodes)?;
         all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_nodes)?;
     }
     Ok(())
@@ -167,7 +185,11 @@ fn endpoint(fixture: &Fixture) -> Result<()> {
     for here in [true, false] {
         put(fixture, &[(9, here)], &json!({}), &[])?;
         for family in Family::BOTH {
-            let expected = if here { super::client_ip(family) } else { node_ip(family) };
+            let of_the_device = match family {
+                Family::V4 => IpAddr::from([10, 99, 9, 1]),
+                Family::V6 => IpAddr::from([0xfd99, 9, 0, 0, 0, 0, 0, 1]),
+            };
+            let expected = if here { super::client_ip(family) } else { of_the_device };
             let is_right = |seen: &Seen| seen.server == "tunnel" && seen.client.ip() == expected;
             all_sizes(&fixture.client, |kind| node_port(family, kind), is_right)?;
             for kind in SocketKind::ALL {

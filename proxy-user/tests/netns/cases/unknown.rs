@@ -7,8 +7,8 @@ use anyhow::{Result, ensure};
 use super::exposed::open_up;
 use super::{Case, WEB, tcp, udp, vip};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, Service, cluster_ip};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[

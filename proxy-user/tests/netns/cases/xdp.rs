@@ -5,15 +5,15 @@ use aya::Ebpf;
 use aya::programs::{Xdp, XdpMode};
 use proxy_user::programs::EMBEDDED;
 
-use super::three_nodes::objects::{objects, text};
+use super::three_nodes::objects::objects;
 use super::three_nodes::rule::{Location, node_port};
 use super::{NodesCase, is_clean};
 use crate::fixture::{SOON, eventually};
-use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, link_ip, node_ip};
 use crate::peer::{Attempt, Load, SocketKind};
 use crate::raw::{self, Tap};
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, yaml};
+use proxy_testbed::space::Space;
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "xdp::native_forwards_to_other_nodes", run: || forwards("native") },
@@ -51,7 +51,7 @@ pub(super) fn wired() -> Result<(Nodes, Ebpf)> {
         (0..pods).try_for_each(|pod| ethtool(node.pod_space(pod), "eth0", "tx", "off"))?;
     }
     ethtool(&nodes.clients[0], "eth0", "tx", "off")?;
-    nodes.folder.put_text("all", &text(&objects()))?;
+    nodes.folder.put_text("all", &yaml(objects()))?;
     Ok((nodes, ebpf))
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::space::Space;
+use proxy_testbed::space::Space;
 
 const ADDRESS: &str = "127.0.0.1:6443";
 

@@ -29,9 +29,9 @@ use proxy_user::maps::segments::first_segment;
 
 use crate::agent::{self, Agent, Setup};
 use crate::fixture::{Cgroup, Dir, nft, places};
-use crate::manifest::{Family, Folder};
 use crate::peer::Peer;
-use crate::space::Space;
+use proxy_testbed::manifest::{Family, Folder};
+use proxy_testbed::space::Space;
 
 /// Flags for maps that hold one Service for each policy and place.
 #[rustfmt::skip]
@@ -234,10 +234,7 @@ impl Node {
 }
 
 /// Empties the flow tables of one family.
-fn forget<A: proxy_common::Address>(maps: &Path, index: &str, flows: &str) -> Result<()>
-where
-    FlowEntry<A>: aya::Pod,
-{
+fn forget<A: proxy_common::Address>(maps: &Path, index: &str, flows: &str) -> Result<()> {
     // No case has more flows than one segment.
     let open = |name: &str| Ok::<_, anyhow::Error>(Map::Array(MapData::from_pin(first_segment(maps, name))?));
     let mut buckets: Array<_, Bucket> = open(index)?.try_into()?;

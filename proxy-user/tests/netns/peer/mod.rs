@@ -20,7 +20,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::space::Space;
+use proxy_testbed::space::Space;
 pub use wire::{Attempt, Close, Failure, Held, Load, Reply, Request, Seen, SocketKind, Tally};
 
 /// The first argument of a peer.

@@ -22,14 +22,14 @@ use self::probe::{Behind, Found, Target, VantagePoint, meant, probe};
 use self::services::{Made, Random, external, service, zone};
 use super::NodesCase;
 use crate::fixture::nft;
-use crate::kube::control::ControlPlane;
-use crate::kube::kube_proxy::{self, Mode};
-use crate::kube::process::Process;
-use crate::kube::{self, PATIENCE, eventually};
-use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
-use crate::space::Space;
+use proxy_testbed::kube::control::ControlPlane;
+use proxy_testbed::kube::kube_proxy::{self, Mode};
+use proxy_testbed::kube::process::Process;
+use proxy_testbed::kube::{self, PATIENCE, eventually};
+use proxy_testbed::manifest::Family;
+use proxy_testbed::space::Space;
 
 pub const CASES: &[NodesCase] =
     &[NodesCase { name: "compare::random_services_behave_as_under_kube_proxy", run: compare }];

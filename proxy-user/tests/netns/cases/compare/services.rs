@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::manifest::Family;
 use crate::nodes::{link_ip, node_ip, pod_ip};
+use proxy_testbed::manifest::Family;
 
 /// A random number generator (`SplitMix64`).
 pub struct Random(pub u64);

@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 
 use super::objects::MANY;
 use super::{is_direct, vip};
-use crate::manifest::Family;
 use crate::nodes::{Nodes, pod_ip};
 use crate::peer::SocketKind;
-use crate::space::Space;
+use proxy_testbed::manifest::Family;
+use proxy_testbed::space::Space;
 
 /// Size of a transfer in bytes.
 const BYTES: usize = 64 << 20;

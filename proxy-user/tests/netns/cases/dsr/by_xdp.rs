@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result, ensure};
 use super::objects::{Wish, text};
 use super::{answers, lead, orig_dst};
 use crate::cases::xdp;
-use crate::manifest::Family;
 use crate::nodes::{Node, Nodes};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw::Tap;
+use proxy_testbed::manifest::Family;
 
 /// Number of exchanges of each kind.
 const EXCHANGES: usize = 40;

@@ -19,10 +19,10 @@ use self::objects::{NODE_PORTS, PORTS, Wish, text, vip};
 use super::NodesCase;
 use super::path_mtu::{never_cut, path_mtu};
 use crate::fixture::{SOON, eventually};
-use crate::manifest::Family;
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Load, Seen, SocketKind};
 use crate::raw::{self, Wire};
+use proxy_testbed::manifest::Family;
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "dsr::endpoints_answer_clients_directly", run: || with(Wish::default(), direct) },

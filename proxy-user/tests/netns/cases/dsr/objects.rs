@@ -4,9 +4,8 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
-use crate::cases::three_nodes::objects;
-use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{link_ip, node_ip, pod_ip};
+use proxy_testbed::manifest::{Family, ready_on, service_object, slices, yaml};
 
 /// Ports of the Service's own address, and its node ports, each for TCP and UDP.
 pub const PORTS: [u16; 2] = [80, 53];
@@ -38,54 +37,28 @@ pub fn vip(family: Family) -> IpAddr {
 
 /// Returns all objects as a file of manifests.
 pub fn text(wish: &Wish) -> String {
-    let ips = Family::BOTH.map(|family| cluster_ip(family, 77));
-    let mut all = vec![json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": "dsr",
-            "namespace": "default",
-            "annotations": {"ballast.io/forwarding-mode": wish.mode},
-        },
-        "spec": {
-            "type": "NodePort",
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "ipFamilies": ["IPv4", "IPv6"],
-            "externalIPs": Family::BOTH.map(vip),
-            "ports": [
-                {"name": "tcp", "port": PORTS[0], "nodePort": NODE_PORTS[0], "protocol": "TCP"},
-                {"name": "udp", "port": PORTS[1], "nodePort": NODE_PORTS[1], "protocol": "UDP"},
-                {"name": "many", "port": MANY, "nodePort": 31_900, "protocol": "TCP"},
-            ],
-        },
-    })];
-    for (family, label) in Family::BOTH.into_iter().zip(["IPv4", "IPv6"]) {
-        let endpoint = |(node, pod): &(u8, u8)| {
-            json!({
-                "addresses": [pod_ip(family, *node, *pod)],
-                "conditions": {"ready": true},
-                "nodeName": format!("node{node}"),
-            })
-        };
-        let endpoints: Vec<_> = [(2, 2), (3, 2)].iter().chain(wish.more).map(endpoint).collect();
-        all.push(json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": format!("dsr-{}", label.to_lowercase()),
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "dsr"},
-            },
-            "addressType": label,
-            "endpoints": endpoints,
-            "ports": [
-                {"name": "tcp", "port": 8080, "protocol": "TCP"},
-                {"name": "udp", "port": 5353, "protocol": "UDP"},
-                {"name": "many", "port": MANY, "protocol": "TCP"},
-            ],
-        }));
-    }
+    let spec = json!({
+        "type": "NodePort",
+        "externalIPs": Family::BOTH.map(vip),
+        "ports": [
+            {"name": "tcp", "port": PORTS[0], "nodePort": NODE_PORTS[0], "protocol": "TCP"},
+            {"name": "udp", "port": PORTS[1], "nodePort": NODE_PORTS[1], "protocol": "UDP"},
+            {"name": "many", "port": MANY, "nodePort": 31_900, "protocol": "TCP"},
+        ],
+    });
+    let mut service = service_object("dsr", 77, &spec);
+    service["metadata"]["annotations"] = json!({"ballast.io/forwarding-mode": wish.mode});
+    let ports = json!([
+        {"name": "tcp", "port": 8080, "protocol": "TCP"},
+        {"name": "udp", "port": 5353, "protocol": "UDP"},
+        {"name": "many", "port": MANY, "protocol": "TCP"},
+    ]);
+    let slices = slices("dsr", "dsr", &ports, |family| {
+        let endpoint = |(node, pod): &(u8, u8)| ready_on(pod_ip(family, *node, *pod), &format!("node{node}"));
+        [(2, 2), (3, 2)].iter().chain(wish.more).map(endpoint).collect()
+    });
+    let mut all = vec![service];
+    all.extend(slices);
     for node in 1..=3 {
         let address = |family: &Family| json!({"type": "InternalIP", "address": node_ip(*family, node)});
         all.push(json!({
@@ -95,5 +68,5 @@ pub fn text(wish: &Wish) -> String {
             "status": {"addresses": wish.nodes.iter().map(address).collect::<Vec<_>>()},
         }));
     }
-    objects::text(&all)
+    yaml(all)
 }

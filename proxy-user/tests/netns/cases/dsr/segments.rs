@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 
 use super::{change, is_direct, lead, orig_dst};
-use crate::manifest::Family;
 use crate::nodes::Nodes;
 use crate::peer::SocketKind;
+use proxy_testbed::manifest::Family;
 
 /// Number of sockets in each family, each with its own port.
 const SOCKETS: usize = 64;

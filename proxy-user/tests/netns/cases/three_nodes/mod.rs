@@ -13,13 +13,13 @@ use std::io::Write as _;
 use anyhow::{Context as _, Result, ensure};
 
 use self::look::{cells, table};
-use self::objects::{CLUSTER, node_object, objects, text};
+use self::objects::{CLUSTER, node_object, objects};
 use self::rule::{Location, Mode, POLICIES, Who, node_port};
 use super::NodesCase;
 use crate::fixture::{SOON, eventually};
-use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{BRIDGE, Node, Nodes, PREFIX, node_ip};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::manifest::{Family, cluster_ip, yaml};
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "three_nodes::kubeadms_configuration", run: || matrix(Mode::Kubeadm) },
@@ -61,7 +61,7 @@ fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
 /// cluster address, which its own node translates. Checks that each answer comes from the original destination.
 fn one_port() -> Result<()> {
     let mut nodes = Nodes::new()?;
-    nodes.folder.put_text("all", &text(&objects()))?;
+    nodes.folder.put_text("all", &yaml(objects()))?;
     nodes.begin(&[])?;
     let client = &nodes.all[1].host;
     for (family, port) in Family::BOTH.into_iter().zip([40_000, 40_001]) {
@@ -83,7 +83,7 @@ fn one_port() -> Result<()> {
 fn matrix(mode: Mode) -> Result<()> {
     let mut nodes = Nodes::new()?;
     let objects = objects();
-    nodes.folder.put_text("all", &text(&objects))?;
+    nodes.folder.put_text("all", &yaml(objects.clone()))?;
     if mode == Mode::NodeCidr {
         nodes.ask_api_server(objects.into_iter().chain([node_object()]).collect())?;
     }

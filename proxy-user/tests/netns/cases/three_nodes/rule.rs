@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::manifest::Family;
 use crate::nodes::{link_ip, node_ip, pod_ip};
 use crate::peer::SocketKind;
+use proxy_testbed::manifest::Family;
 
 /// How the nodes detect pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
