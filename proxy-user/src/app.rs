@@ -1,5 +1,6 @@
 //! The agent: creates its parts, connects and runs them, and exits without removing programs or maps.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +27,7 @@ use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::host::node_path::NodePath;
 use crate::http::gate_state::Gate;
-use crate::maps::view::{Claimed, View};
+use crate::maps::view::{Claimed, EventHistory, View, ViewError};
 use crate::maps::{KernelStore, forget};
 use crate::metrics::{Metrics, recent};
 use crate::otlp::record::LogRecord;
@@ -41,6 +42,8 @@ use proxy_core::model::notice::Notice;
 use proxy_core::model::problem::chain;
 use proxy_core::model::{ApiServers, Event, NodeView, Watches};
 use proxy_core::plan::PlanSettings;
+use proxy_watch::api::client::Connection;
+use proxy_watch::api::connect::Address;
 use proxy_watch::api::credentials;
 use proxy_watch::api::fresh::Relister;
 
@@ -76,12 +79,12 @@ pub fn error_text(error: &anyhow::Error) -> String {
     chain(&**error)
 }
 
-/// Returns the origins of the settings in kube-proxy's configuration file.
-fn file_origins(config: &RunConfig) -> Vec<Origin> {
-    let Some(path) = &config.kube_proxy.config_file else { return Vec::new() };
+/// Adds the origins of the settings in kube-proxy's configuration file.
+fn add_file(origins: &mut Vec<Origin>, config: &RunConfig) {
+    let Some(path) = &config.kube_proxy.config_file else { return };
     // The file was parsed before, so parsing does not fail.
     let document = serde_saphyr::from_str(&config.kube_proxy.text).unwrap_or_default();
-    origins::of_file(&path.display().to_string(), &document)
+    origins::add_file(origins, &path.display().to_string(), &document, &config.kube_proxy.ignored_flags);
 }
 
 /// Runs the agent until it gets SIGTERM or SIGINT. Programs and maps stay in place.
@@ -93,7 +96,7 @@ pub fn run(
     mut origins: Vec<Origin>,
     exporter: Option<Exporter>,
 ) -> anyhow::Result<()> {
-    origins.extend(file_origins(&config));
+    add_file(&mut origins, &config);
     memory::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -113,6 +116,12 @@ pub fn run(
     // A read of the maps that takes long must not delay the exit.
     runtime.shutdown_background();
     result
+}
+
+/// Returns the addresses of the API servers.
+fn servers_of(connection: Option<&Connection>) -> Vec<SocketAddr> {
+    let all = connection.map(|connection| connection.servers.list()).unwrap_or_default();
+    all.iter().filter_map(Address::socket).collect()
 }
 
 async fn serve(
@@ -166,6 +175,8 @@ async fn serve(
             forwarding: config.paths.forwarding_mode,
             annotations: config.paths.tenant_annotations,
             address: config.node.address,
+            // Once for the process.
+            api_servers: Vec::leak(servers_of(connection.as_ref())),
         },
         node: config.node.clone(),
         accept_dsr: config.paths.accept_dsr,
@@ -284,6 +295,7 @@ async fn serve(
     let report = move |problem| reported.recent.set_standing("path MTU", problem);
     tasks.spawn_optional(watches::learn_path_mtu(status.clone(), report));
     tasks.spawn_optional(forget(programs.pin_dir(), config.bpffs.clone()));
+    tasks.spawn_optional(keep_events(config.bpffs.clone()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
     let result = wait_for_the_end(ends, tasks).await;
@@ -471,6 +483,31 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
     }
 }
 
+/// Keeps the last refusals, drops and passes for `ballast monitor --last`.
+async fn keep_events(bpffs: PathBuf) {
+    const PERIOD: Duration = Duration::from_secs(1);
+    let (mut history, mut is_logged) = (None, false);
+    loop {
+        let bpffs = bpffs.clone();
+        let renew = move || -> Result<EventHistory, ViewError> {
+            let mut history = history.map_or_else(|| View::open(&bpffs)?.keep_events(), Ok)?;
+            history.renew();
+            Ok(history)
+        };
+        history = match spawn_blocking(renew).await {
+            Ok(Ok(history)) => Some(history),
+            Ok(Err(error)) => {
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::warn!(%error, "cannot keep events for `ballast monitor --last`; retrying");
+                }
+                None
+            }
+            Err(_) => return,
+        };
+        sleep(PERIOD).await;
+    }
+}
+
 /// Removes what clients and sockets need no longer, and flows that expired long ago.
 async fn forget(folder: PathBuf, bpffs: PathBuf) {
     const PERIOD: Duration = Duration::from_secs(10);
@@ -526,21 +563,23 @@ async fn announce(mut status: watch::Receiver<Status>) {
     }
 }
 
-/// The signals that ask the agent to end. As process 1 of a container, it would not get them without a handler.
-struct Ends {
+/// The signals that ask the process to end. As process 1 of a container, it would not get them without a handler.
+pub struct Ends {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Ends {
-    fn listen() -> anyhow::Result<Self> {
+    /// Sets the handlers.
+    pub fn listen() -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
         })
     }
 
-    async fn asked(&mut self) {
+    /// Waits for the next signal.
+    pub async fn asked(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -10,10 +10,9 @@ use proxy_cli::args::bpffs::BpffsArgs;
 use proxy_cli::args::change::{CleanupArgs, SysdumpArgs};
 use proxy_cli::args::observe::MonitorArgs;
 use proxy_cli::program;
-use proxy_user::cli::args::RunArgs;
 use proxy_user::cli::args::gate::GateArgs;
-use proxy_user::cli::args::kube_proxy::as_spelled_here;
 use proxy_user::cli::args::log::EndUdpSocketsArgs;
+use proxy_user::cli::args::without_empty_variables;
 use proxy_user::cli::export_conntrack::ConntrackExport;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
@@ -21,11 +20,11 @@ use proxy_user::cli::show::{AskApi, CommandOutput, ShowError};
 use proxy_user::cli::{
     Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover, version,
 };
+use proxy_user::config::kube_proxy::flags::as_spelled_here;
 use proxy_user::config::otlp::Telemetry;
 use proxy_user::config::{Options, RunConfig};
 use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, gate, host, programs, telemetry, top};
-use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
     program::set_up_resolver();
@@ -53,7 +52,7 @@ fn ballast() -> anyhow::Result<ExitCode> {
 
 /// Returns the command, and the origins of the agent's settings if the command is `run`.
 fn parse() -> (Command, Vec<Origin>) {
-    let mut command = Args::command();
+    let mut command = without_empty_variables(Args::command(), |name| std::env::var_os(name));
     let args: Vec<_> = std::env::args_os().collect();
     let is_run = args.iter().any(|arg| arg == "run");
     let args = if is_run { as_spelled_here(args.into_iter()) } else { args };
@@ -118,18 +117,17 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs the agent, or what a flag requests instead. The order of these flags is kube-proxy's.
-fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
-    let (write_to, cleans_up) = (args.write_config_to.clone(), args.cleanup == Some(true));
-    let inits = args.init_only == Some(true);
+fn start(options: Options, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
+    let (write_to, cleans_up) = (options.write_config_to.clone(), options.cleanup == Some(true));
+    let inits = options.init_only == Some(true);
     let removal = CleanupArgs {
-        maps: BpffsArgs { bpffs: args.bpffs.clone() },
-        cgroup_root: args.cgroup_root.clone(),
+        maps: BpffsArgs { bpffs: options.bpffs.clone() },
+        cgroup_root: options.cgroup_root.clone(),
         dry_run: false,
         // The flag is explicit enough on the agent's command line; kube-proxy does not ask for confirmation either.
         yes: true,
         stay: false,
     };
-    let options = Options::from(args);
     let config = RunConfig::new(options.clone())?;
     let filter = std::env::var("BALLAST_LOG").ok();
     let runs = write_to.is_none() && !cleans_up && !inits;
@@ -264,12 +262,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn stay() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the async runtime")?.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        app::Ends::listen()?.asked().await;
         Ok(())
     })
 }

@@ -16,6 +16,7 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::selection::Selection;
 use crate::metrics::recent::SOCKET_PROGRAMS;
 use crate::programs::Programs;
+use proxy_core::model::plural::plural;
 use proxy_core::model::settings::SocketLb;
 
 /// How often the agent checks whether another proxy still serves the Service ports that are not programmed.
@@ -111,7 +112,8 @@ fn problems_of(states: &DeviceStates) -> Vec<String> {
     let all: Vec<_> = states.iter().flatten().filter_map(|(_, state)| state.problem.as_ref()).collect();
     let listed = all.iter().take(LISTED).map(|problem| format!("a device has no packet programs: {problem}"));
     let rest = all.len().saturating_sub(LISTED);
-    let more = (rest > 0).then(|| format!("{rest} more devices have no packet programs; the log names them"));
+    let more = (rest > 0)
+        .then(|| format!("{} without packet programs, named in the log", plural(rest, "more device")));
     let effect = (!all.is_empty()).then(|| {
         "while a device has no packet programs, connected UDP sockets of pods are translated by connect(2), and keep an endpoint \
          that is removed unless `ballast end-udp-sockets` runs"
@@ -134,9 +136,9 @@ fn left_out(selection: &Selection, devices: &Devices, socket_lb: SocketLb) -> Ve
         }
     };
     vec![format!(
-        "`--devices` does not select {} devices of pods or containers, such as {first}: {effect}. Without `--devices`, all devices get \
+        "`--devices` does not select {} of pods or containers, such as {first}: {effect}. Without `--devices`, all devices get \
          programs",
-        names.len()
+        plural(names.len(), "device")
     )]
 }
 

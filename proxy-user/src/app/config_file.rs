@@ -72,7 +72,12 @@ mod tests {
             // It parses, but does not merge.
             ("c", format!("{TEXT}detectLocalMode: BridgeInterface\n")),
             // It merges, but the settings contradict each other.
-            ("d", format!("{TEXT}healthzBindAddress: 0.0.0.0:9999\nmetricsBindAddress: 0.0.0.0:9999\n")),
+            (
+                "d",
+                format!(
+                    "{TEXT}healthzBindAddress: 0.0.0.0:9999\nmetricsBindAddress: 0.0.0.0:9999\nbindAddressHardFail: true\n"
+                ),
+            ),
             ("e", format!("{TEXT}mode: ipvs\n")),
         ];
         // The layout of a ConfigMap volume of kubelet.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::Ends;
 use super::init::raise_file_limit;
 use crate::sockets;
 
@@ -14,11 +14,9 @@ pub fn end_udp_sockets(bpffs: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let mut ends = Ends::listen()?;
         tokio::select! {
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
+            () = ends.asked() => Ok(()),
             ended = sockets::run_standalone(bpffs.to_owned()) => Ok(ended?),
         }
     });

@@ -1,18 +1,24 @@
 //! Candidates for shell completion: names that the maps hold. There are none if the user may not read the maps.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate};
+use proxy_cli::selector::KINDS;
 
 use crate::maps::view::{NameRow, View};
 
-/// Completes the name of a Service, and of its ports.
-pub(in crate::cli) fn services() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        let service = |name: &NameRow| format!("{}/{}", name.namespace, name.name);
-        candidates(|name| [service(name), name.to_string()])
+/// Completes the name of a Service, and of its ports if they are wanted, also behind `svc/`.
+pub(in crate::cli) fn services(with_ports: bool) -> ArgValueCompleter {
+    ArgValueCompleter::new(move |word: &OsStr| {
+        let word = word.to_string_lossy();
+        let kind = KINDS.into_iter().find(|kind| word.starts_with(kind)).unwrap_or_default();
+        let service = |name: &NameRow| format!("{kind}{}/{}", name.namespace, name.name);
+        let port = |name: &NameRow| if with_ports { format!("{kind}{name}") } else { service(name) };
+        let mut all = candidates(|name| [service(name), port(name)]);
+        all.retain(|one| one.get_value().to_string_lossy().starts_with(&*word));
+        all
     })
 }
 

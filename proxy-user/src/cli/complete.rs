@@ -14,6 +14,8 @@ use proxy_cli::args::inspect::Shell;
 use proxy_cli::candidates::words;
 use proxy_cli::complete::with_columns;
 use proxy_cli::output::columns;
+use proxy_common::select::Algorithm;
+use proxy_core::model::annotations::Annotation;
 
 use super::candidates;
 use super::check::judge::CHECKS;
@@ -31,18 +33,29 @@ pub fn answer() {
 fn command() -> Command {
     let all = Args::command();
     let run = all.find_subcommand("run").into_iter().flat_map(Command::get_arguments);
-    let settings: Vec<String> = run.filter_map(Arg::get_long).map(str::to_owned).collect();
+    let settings: Vec<String> =
+        run.filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long).map(str::to_owned).collect();
+    let labels = |all: &[Algorithm]| all.iter().map(|one| one.label().to_owned()).collect();
+    let annotations = ["all", "none"].into_iter().chain(Annotation::ALL.map(Annotation::label));
+    let annotations = annotations.map(str::to_owned).collect();
     let checks = CHECKS.iter().map(|check| (*check).to_owned()).collect();
     let all = all
         .mut_subcommand("config", |one| one.mut_arg("names", |arg| arg.add(words(settings))))
+        .mut_subcommand("run", |run| {
+            run.mut_arg("algorithm", |arg| arg.add(words(labels(Algorithm::ALL))))
+                .mut_arg("devices", |arg| arg.add(candidates::devices()))
+                .mut_arg("tenant_annotations", |arg| arg.add(words(annotations)))
+        })
         .mut_subcommand("check", |one| one.mut_arg("checks", |arg| arg.add(words(checks))));
     with_names(with_columns("", all, &|command| columns(command).to_vec()))
 }
 
 /// Adds the names that the maps and the node have.
 fn with_names(command: Command) -> Command {
+    // A version belongs to the whole Service.
+    let with_ports = command.get_name() != "programmed";
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
-        "services" | "destination" => arg.add(candidates::services()),
+        "services" | "destination" => arg.add(candidates::services(with_ports)),
         "namespace" => arg.add(candidates::namespaces()),
         _ => arg,
     });
@@ -108,11 +121,14 @@ mod tests {
             ("ballast top --screen ", "drops"),
             ("ballast run --xdp ", "native"),
             ("ballast run --devices ", "lo"),
+            ("ballast run --algorithm ", "mh"),
+            ("ballast run --tenant-annotations ", "weights"),
             ("ballast completion ", "fish"),
         ] {
             let found = complete(words);
             assert!(found.iter().any(|one| one == expected), "{words}: {found:?}");
         }
+        assert!(complete("ballast config packet").is_empty(), "only tests need --packet-hook");
     }
 
     #[test]

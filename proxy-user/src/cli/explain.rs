@@ -16,7 +16,6 @@ use std::net::IpAddr;
 pub use outcome::{Candidate, Decides, Path, PathOutcome, Step};
 use proxy_common::Address;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
-use proxy_common::{V4, V6};
 pub use resolve::AskPod;
 
 use super::show::ShowError;
@@ -64,13 +63,13 @@ pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
         |namespace, name| ask(&args.api, namespace, name),
     )?;
     let explanation = match (destination.to.ip(), client.address()) {
-        (IpAddr::V4(to), None) => explain(&view.rules::<V4>()?, client, None, to.octets(), destination),
-        (IpAddr::V6(to), None) => explain(&view.rules::<V6>()?, client, None, to.octets(), destination),
+        (IpAddr::V4(to), None) => explain(&view.rules::<[u8; 4]>()?, client, None, to.octets(), destination),
+        (IpAddr::V6(to), None) => explain(&view.rules::<[u8; 16]>()?, client, None, to.octets(), destination),
         (IpAddr::V4(to), Some(IpAddr::V4(from))) => {
-            explain(&view.rules::<V4>()?, client, Some(from.octets()), to.octets(), destination)
+            explain(&view.rules::<[u8; 4]>()?, client, Some(from.octets()), to.octets(), destination)
         }
         (IpAddr::V6(to), Some(IpAddr::V6(from))) => {
-            explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), destination)
+            explain(&view.rules::<[u8; 16]>()?, client, Some(from.octets()), to.octets(), destination)
         }
         (_, Some(client)) => return Err(ShowError::Families { client, destination: destination.to }),
     };

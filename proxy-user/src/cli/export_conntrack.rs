@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use proxy_common::PROTO_TCP;
 use proxy_core::model::FlowState;
+use proxy_core::model::plural::plural;
 
 use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, UnknownTcpDrop};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
@@ -71,9 +72,9 @@ impl ConntrackExport {
             }
         }
         drop(unknown_tcp_drop);
-        self.said = format!("{adopted} connections of the packet path are moved to nf_conntrack\n");
+        self.said = format!("{} of the packet path moved to nf_conntrack\n", plural(adopted, "connection"));
         if let Some(first) = failures.first() {
-            let _ = writeln!(self.said, "{} connections break: {first}", failures.len());
+            let _ = writeln!(self.said, "{} broken: {first}", plural(failures.len(), "connection"));
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use proxy_common::event::{
     EVENT_DROP, EVENT_NEW_FLOW, EVENT_PASS, EVENT_REJECT, Event, HOOK_PACKET, HOOK_SOCKET,
 };
 use proxy_common::reason::Reason;
+use proxy_core::model::plural::plural;
 use rustix::net::{self, AddressFamily, SocketType};
 use serde::Serialize;
 
@@ -99,7 +100,9 @@ pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Resul
         kinds: args.kind.clone(),
     };
     let mut names = Names::read(&view)?;
-    let mut listener = view.listen(args.sample)?;
+    let is_followed = args.last.is_none() || args.follow;
+    // Without new flows, which would replace what the history has.
+    let mut listener = view.listen(if is_followed { args.sample } else { 0 })?;
     let begun = Instant::now();
     let (mut shown, mut lost) = (0, 0);
     let context = MonitorContext::now();
@@ -107,6 +110,26 @@ pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Resul
         Output::Otlp => Written::Otlp(own_resource()?),
         other => Written::Plain(other),
     };
+    if let Some(last) = args.last {
+        let earlier = listener.earlier_events(&view)?;
+        let selected: Vec<_> =
+            earlier.iter().filter(|event| selection.takes(event, &names.snapshot)).collect();
+        for event in &selected[selected.len().saturating_sub(last)..] {
+            let line = MonitorLine::new(event, &names.snapshot, &context);
+            let date = matches!(output, Written::Plain(Output::Text)).then(|| line.date());
+            writeln!(out, "{}{}", date.unwrap_or_default(), output.render(&line)?)?;
+        }
+        if selected.is_empty() {
+            writeln!(
+                io::stderr(),
+                "no such event in the history of {}",
+                plural(earlier.len() as u64, "event")
+            )?;
+        }
+        if !is_followed {
+            return Ok(out.flush()?);
+        }
+    }
     let has_ended = args.end_with_stdin.then(input_end);
     while !has_ended.as_ref().is_some_and(|ended| ended.load(Ordering::Relaxed))
         && args.count.is_none_or(|count| shown < count)
@@ -117,7 +140,8 @@ pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Resul
                 lost = listener.lost();
                 writeln!(
                     io::stderr(),
-                    "{lost} events were lost so far; a larger --sample shows fewer new flows"
+                    "lost so far: {}; a larger --sample shows fewer new flows",
+                    plural(lost, "event")
                 )?;
             }
             out.flush()?;
@@ -330,6 +354,11 @@ impl MonitorLine {
     /// Returns the label of the reason, if there is one.
     pub const fn reason(&self) -> Option<&'static str> {
         self.reason
+    }
+
+    /// Returns the day of the event, as the beginning of a line.
+    fn date(&self) -> String {
+        self.time.as_deref().and_then(|time| time.get(..11)).unwrap_or_default().replace('T', " ")
     }
 
     /// Returns one line for people, without a line break.

@@ -4,6 +4,8 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
+use crate::config::kube_proxy::fields::{Effect, Modes, Setting};
+
 /// A setting, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
@@ -23,6 +25,8 @@ impl Origin {
 }
 
 const DEFAULT: &str = "default";
+/// Follows the origin of a setting that has no effect.
+const IGNORED: &str = " (ignored)";
 /// Text that replaces a secret.
 const LEFT_OUT: &str = "(redacted)";
 
@@ -38,6 +42,9 @@ pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
             }
             _ => DEFAULT.to_owned(),
         };
+        if arg.is_hide_set() && from == DEFAULT {
+            return None;
+        }
         let raw = matches.get_raw(id).into_iter().flatten();
         let values: Vec<_> = raw.map(|value| without_secrets(&value.to_string_lossy())).collect();
         Some(Origin { name: name.to_owned(), value: values.join(","), from })
@@ -45,26 +52,46 @@ pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
     settings.collect()
 }
 
-/// Returns the fields of kube-proxy's file; the names of nested fields are joined with a dot.
-pub fn of_file(path: &str, document: &serde_json::Value) -> Vec<Origin> {
-    let mut origins = Vec::new();
-    fields(document, String::new(), &mut |name, value| {
-        origins.push(Origin { name, value, from: format!("file {path}") });
+/// Adds the fields of kube-proxy's file, the names of nested ones joined with a dot. A flag that the file replaces has the file's
+/// value, and one in `ignored` says so, as a field does that Ballast does not use.
+pub fn add_file(origins: &mut Vec<Origin>, path: &str, document: &serde_json::Value, ignored: &[String]) {
+    for flag in ignored {
+        let name = flag.trim_start_matches('-');
+        let given = origins.iter_mut().find(|one| one.name == name && !one.is_default());
+        given.into_iter().for_each(|one| one.from.push_str(IGNORED));
+    }
+    let text = |name: &str, default| document.get(name).and_then(|text| text.as_str()).unwrap_or(default);
+    let modes = Modes { proxy: text("mode", "iptables"), local: text("detectLocalMode", ""), is_file: true };
+    let mut of_file = Vec::new();
+    fields(document, "", &mut |setting, value| {
+        let is_ignored = matches!(setting.effect, Effect::Idle(_)) || setting.unused(modes).is_some();
+        let from = format!("file {path}{}", if is_ignored { IGNORED } else { "" });
+        let flag = origins.iter_mut().find(|one| one.name == setting.flag && one.is_default());
+        if let Some(flag) = flag.filter(|_| !is_ignored) {
+            (flag.value, flag.from) = (value.clone(), from.clone());
+        }
+        of_file.push(Origin { name: setting.field.to_owned(), value, from });
     });
-    origins
+    origins.extend(of_file);
 }
 
-fn fields(value: &serde_json::Value, name: String, each: &mut impl FnMut(String, String)) {
-    match value {
-        serde_json::Value::Object(all) => {
-            for (field, value) in all {
-                let name = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
-                fields(value, name, each);
+/// Calls `each` for the fields that kube-proxy has; it ignores all others.
+fn fields(value: &serde_json::Value, name: &str, each: &mut impl FnMut(&Setting, String)) {
+    if let Some(setting) = Setting::of_field(name).filter(|_| !name.is_empty()) {
+        let text = |one: &serde_json::Value| one.as_str().map_or_else(|| one.to_string(), without_secrets);
+        return match value {
+            serde_json::Value::Null => {}
+            serde_json::Value::Array(all) => {
+                each(setting, all.iter().map(text).collect::<Vec<_>>().join(","));
             }
+            one => each(setting, text(one)),
+        };
+    }
+    if let serde_json::Value::Object(all) = value {
+        for (field, value) in all {
+            let name = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
+            fields(value, &name, each);
         }
-        serde_json::Value::String(text) => each(name, without_secrets(text)),
-        serde_json::Value::Null => {}
-        other => each(name, other.to_string()),
     }
 }
 
@@ -101,11 +128,28 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_a_file() {
-        let document = serde_json::json!({"mode": "ipvs", "conntrack": {"min": 0, "none": null}});
-        let found = of_file("/etc/config", &document);
-        let names: Vec<_> = found.iter().map(|one| (&*one.name, &*one.value)).collect();
-        assert_eq!(names, [("conntrack.min", "0"), ("mode", "ipvs")]);
-        assert_eq!(found[0].from, "file /etc/config");
+    fn kube_proxy_file_replaces_flags() {
+        let document = serde_json::json!({
+            "kind": "KubeProxyConfiguration", "mode": "ipvs", "unknown": {"min": 1}, "portRange": "",
+            "conntrack": {"min": 0, "maxPerCore": null}, "iptables": {"syncPeriod": "9s"}, "bindAddress": "10.0.0.1",
+        });
+        let mut found = settings(&["--cluster-cidr", "10.0.0.0/8"]);
+        let flags = found.len();
+        add_file(&mut found, "/etc/config", &document, &["--cluster-cidr".to_owned()]);
+        let (found, of_file) = found.split_at(flags);
+        let names: Vec<_> = of_file.iter().map(|one| (&*one.name, &*one.value, &*one.from)).collect();
+        let (file, ignored) = ("file /etc/config", "file /etc/config (ignored)");
+        let expected = [
+            ("bindAddress", "10.0.0.1", file),
+            ("conntrack.min", "0", file),
+            ("iptables.syncPeriod", "9s", ignored),
+            ("mode", "ipvs", file),
+            ("portRange", "", ignored),
+        ];
+        assert_eq!(names, expected);
+        let of = |name: &str| found.iter().find(|one| one.name == name).unwrap();
+        assert_eq!((&*of("bind-address").value, &*of("bind-address").from), ("10.0.0.1", file));
+        assert_eq!(of("cluster-cidr").from, "flag (ignored)");
+        assert!(!found.iter().any(|one| one.name == "packet-hook"));
     }
 }

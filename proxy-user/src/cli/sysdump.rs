@@ -14,7 +14,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use proxy_cli::archive::{SysdumpError, append, private};
+use proxy_cli::archive::{SysdumpError, append, output};
+use proxy_core::model::plural::plural;
 
 use self::parts::Part;
 use proxy_cli::args::change::SysdumpArgs;
@@ -84,24 +85,15 @@ pub fn run(
     let folder = format!("ballast-sysdump-{}-{time}", host.trim());
     let path = args.file.clone().unwrap_or_else(|| PathBuf::from(format!("{folder}.tar.gz")));
     let failed = |source| SysdumpError::File { path: path.clone(), source };
-    let to_stdout = path.as_os_str() == "-";
-    let out: Box<dyn Write> = if to_stdout {
-        if io::IsTerminal::is_terminal(&io::stdout()) {
-            return Err(SysdumpError::Terminal);
-        }
-        Box::new(io::stdout().lock())
-    } else {
-        Box::new(private(&path).map_err(failed)?)
-    };
-    let mut archive = Archive::new(out, folder, time);
+    let mut archive = Archive::new(output(&path)?, folder, time);
     parts::all(args, check, &mut |part| archive.add(part)).map_err(failed)?;
     let (files, failures) = archive.finish().map_err(failed)?;
     let missing = if failures.is_empty() {
         String::new()
     } else {
-        format!("; {} parts failed, see failures.txt", failures.lines().count())
+        format!("; {} failed, see failures.txt", plural(failures.lines().count(), "part"))
     };
-    Ok(format!("{}: {files} files{missing}\n", path.display()))
+    Ok(format!("{}: {}{missing}\n", path.display(), plural(files, "file")))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proxy_common::PROTO_TCP;
+use proxy_core::model::plural::plural;
 
 use super::args::takeover::TakeoverArgs;
 use super::show::{AgentState, probe};
@@ -109,8 +110,8 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     if args.dry_run {
         let _ = writeln!(
             text,
-            "{} connections that kube-proxy began stay in nf_conntrack",
-            old_connections(&args.maps.bpffs)?
+            "{} that kube-proxy began still in nf_conntrack",
+            plural(old_connections(&args.maps.bpffs)?, "connection")
         );
         return Ok(text);
     }
@@ -126,8 +127,8 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     } else {
         let _ = writeln!(
             text,
-            "{left} connections that kube-proxy began stay in nf_conntrack; run `ballast takeover` again \
-             when they have ended"
+            "{} that kube-proxy began still in nf_conntrack; run `ballast takeover` again when they have ended",
+            plural(left, "connection")
         );
     }
     Ok(text)

@@ -40,12 +40,17 @@ pub enum ConfigError {
     /// A word is twice in `--nodeport-addresses`.
     #[error("--nodeport-addresses has {0} twice: remove one")]
     Twice(String),
-    /// The two servers have the same address.
+    /// The two servers have the same port, and an address in common.
     #[error(
-        "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \
-         off one of them with an empty value"
+        "healthzBindAddress (--healthz-bind-address) {healthz} and metricsBindAddress (--metrics-bind-address) {metrics} have one \
+         port, so only one server can listen: give them different ports, or switch off one of them with an empty value"
     )]
-    SameAddress(SocketAddr),
+    SameAddress {
+        /// The address of the health server.
+        healthz: SocketAddr,
+        /// The address of the metrics server.
+        metrics: SocketAddr,
+    },
     /// The page needs the metrics server, which is off.
     #[error(
         "--page needs the metrics server, which metricsBindAddress (--metrics-bind-address) switches off: give it an address, or \

@@ -4,7 +4,6 @@
 //! The doc comments of settings that are flags are their help texts.
 
 pub mod choices;
-pub mod devices;
 pub mod error;
 pub mod kube_proxy;
 pub mod network;
@@ -14,6 +13,7 @@ pub mod page;
 pub mod paths;
 pub mod run;
 pub mod sizes;
+pub mod timeouts;
 
 pub use error::ConfigError;
 pub use options::Options;

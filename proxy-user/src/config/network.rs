@@ -10,10 +10,9 @@ use proxy_common::config::SNAT_PORTS;
 use serde::{Serialize, Serializer};
 
 use super::choices::choice;
-use super::devices;
 use super::error::ConfigError;
 use crate::host::selection::Pattern;
-use proxy_cli::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
+use proxy_cli::value::{self, DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts, ValueError};
 use proxy_core::model::ServiceName;
 use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings, UnallocatedAddresses};
 
@@ -22,8 +21,8 @@ use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings, 
 #[serde(rename_all = "camelCase")]
 #[command(next_help_heading = "Network")]
 pub struct Network {
-    /// Addresses of this node that accept NodePort traffic: ranges like 192.0.2.0/24, `primary` (the `InternalIP`s of the
-    /// Node), `all` (without loopback), `localhost` (for sockets of the node itself); each word at most once. Default: as
+    /// Addresses of this node that accept NodePort traffic: ranges like 192.0.2.0/24, `primary` (one address of each
+    /// family: --bind-address, else the first `InternalIP`, else the first `ExternalIP`), `all` (without loopback), `localhost` (for sockets of the node itself); each word at most once. Default: as
     /// kube-proxy in its mode (nftables: primary; iptables: all,127.0.0.0/8; otherwise all).
     #[serde(serialize_with = "texts")]
     #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
@@ -49,7 +48,7 @@ pub struct Network {
         env = "BALLAST_UPLINKS",
         value_name = "GLOB",
         value_delimiter = ',',
-        value_parser = devices::uplink_pattern
+        value_parser = |text: &str| text.parse::<Pattern>().map_err(|_| ValueError::Uplinks)
     )]
     pub uplinks: Vec<Pattern>,
     /// Local devices (only pods, containers and virtual machines of this node are behind them), even if they look like
@@ -59,7 +58,7 @@ pub struct Network {
         env = "BALLAST_LOCAL_DEVICES",
         value_name = "GLOB",
         value_delimiter = ',',
-        value_parser = devices::local_device_pattern
+        value_parser = |text: &str| text.parse::<Pattern>().map_err(|_| ValueError::LocalDevices)
     )]
     pub local_devices: Vec<Pattern>,
     /// Ranges of ClusterIPs, in addition to the `ServiceCIDR` objects of the cluster. Packets to an address in such a range
@@ -68,7 +67,7 @@ pub struct Network {
     #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
     pub service_cidrs: Vec<IpNet>,
     /// What happens to packets to an address in a range of ClusterIPs that no Service has, and to a port that the Service of a
-    /// ClusterIP does not have. Default: as kube-proxy in its mode (iptables: pass; otherwise drop), but drop with
+    /// ClusterIP does not have. Default: pass if the mode iptables is given by name, otherwise drop; drop with
     /// --service-cidrs.
     #[arg(long, env = "BALLAST_UNALLOCATED_ADDRESSES", value_name = "HOW", value_parser = choice::<UnallocatedAddresses>())]
     pub unallocated_addresses: Option<UnallocatedAddresses>,
@@ -102,7 +101,8 @@ pub struct Network {
     #[arg(long, env = "BALLAST_VIP_ECHO", value_parser = FalseyValueParser::new())]
     pub vip_echo: bool,
     /// Source ports for SNAT: one or two ranges. Nothing else on the node may use these ports. Default: the two largest
-    /// ranges of ports from 1024 to 65535 outside `net.ipv4.ip_local_port_range` and --service-node-port-range.
+    /// ranges of ports from 1024 to 65535 outside `net.ipv4.ip_local_port_range` and --service-node-port-range; if these have
+    /// fewer than 8192 ports, those outside of 32768-60999.
     #[serde(serialize_with = "text_if_any")]
     #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]
     pub snat_ports: Option<SnatPorts>,

@@ -42,7 +42,7 @@ choices! {
 #[command(next_help_heading = "Health, metrics, logs")]
 pub struct OtlpOptions {
     /// URL of an OpenTelemetry collector (OTLP over HTTP with JSON) for traces, log lines and events, like
-    /// <http://127.0.0.1:4318>. Default: `$OTEL_EXPORTER_OTLP_ENDPOINT`; without both, the agent exports nothing.
+    /// `http://127.0.0.1:4318`. Default: `$OTEL_EXPORTER_OTLP_ENDPOINT`; without both, the agent exports nothing.
     #[arg(long, env = "BALLAST_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// What the agent exports to the collector.

@@ -13,6 +13,7 @@ use super::options::{Options, SYNC_PERIOD};
 use super::otlp::OtlpSettings;
 use super::page::{PageSettings, Shows};
 use super::paths::Paths;
+use super::timeouts::Timeouts;
 use crate::host::cpus::Cpus;
 use crate::host::selection::Selection;
 use crate::host::{memory, ports};
@@ -20,7 +21,7 @@ use crate::programs::{Capacities, PacketHook};
 use proxy_cli::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::ports::{LOCAL_PORTS, snat_ports};
-use proxy_core::model::settings::{Conntrack, DsrSettings, FlowTimeouts, GivenFlowTimeouts, NodeSettings};
+use proxy_core::model::settings::{Conntrack, DsrSettings, FlowTimeouts, NodeSettings};
 
 /// The port of the health server, as in kube-proxy.
 pub const HEALTHZ_PORT: u16 = 10_256;
@@ -128,6 +129,10 @@ impl RunConfig {
             // These have been merged into the other options.
             config: _,
             kube_proxy: _,
+            // Instead of these, the agent does not run.
+            write_config_to: _,
+            init_only: _,
+            cleanup: _,
             kubeconfig,
             master,
             manifests,
@@ -172,11 +177,15 @@ impl RunConfig {
         };
         let healthz = healthz_bind_address.unwrap_or(Listen::Address(any)).resolve(HEALTHZ_PORT);
         let metrics = metrics_bind_address.unwrap_or(Listen::Address(loopback)).resolve(METRICS_PORT);
-        if let (Some(one), Some(other)) = (healthz, metrics)
-            && one == other
-            && one.port() != 0
+        if let (Some(healthz), Some(metrics)) = (healthz, metrics)
+            && is_same(healthz, metrics)
         {
-            return Err(ConfigError::SameAddress(one));
+            let error = ConfigError::SameAddress { healthz, metrics };
+            if kube_proxy.bind_address_hard_fail {
+                return Err(error);
+            }
+            // As kube-proxy: the server that is later tries again and again.
+            kube_proxy.notes.push(error.to_string());
         }
         if page.page != Shows::Off && metrics.is_none() {
             return Err(ConfigError::PageWithoutServer);
@@ -233,6 +242,12 @@ impl RunConfig {
     }
 }
 
+/// Whether two servers cannot listen on their addresses at the same time.
+fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_shared = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+    is_shared && one.port() == other.port() && one.port() != 0
+}
+
 /// Returns the node's name: `given`, or the host's name.
 pub fn node_name_or_host(given: Option<String>) -> Result<String, ConfigError> {
     match given {
@@ -261,13 +276,13 @@ fn host_name() -> Result<String, ConfigError> {
 
 /// Raises netfilter's timeouts to those that are given for flows: netfilter tracks the connections that it masquerades, and the
 /// shorter timeout would end them.
-fn raise_to(netfilter: &mut Conntrack, given: GivenFlowTimeouts) {
+fn raise_to(netfilter: &mut Conntrack, given: Timeouts) {
     let default = FlowTimeouts::default();
     for (timeout, given, default) in [
-        (&mut netfilter.tcp_established, given.tcp_established, default.tcp_established),
-        (&mut netfilter.tcp_close_wait, given.tcp_close_wait, default.tcp_close_wait),
-        (&mut netfilter.udp, given.udp, default.udp),
-        (&mut netfilter.udp_stream, given.udp_stream, default.udp_stream),
+        (&mut netfilter.tcp_established, given.flow_timeout_tcp_established, default.tcp_established),
+        (&mut netfilter.tcp_close_wait, given.flow_timeout_tcp_close_wait, default.tcp_close_wait),
+        (&mut netfilter.udp, given.flow_timeout_udp, default.udp),
+        (&mut netfilter.udp_stream, given.flow_timeout_udp_stream, default.udp_stream),
     ] {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         let known = timeout.unwrap_or_else(|| seconds(default));

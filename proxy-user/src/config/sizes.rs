@@ -1,73 +1,103 @@
 //! Sizes of the maps.
 
+use clap::builder::FalseyValueParser;
 use proxy_common::flow::MAX_FLOWS;
-use proxy_common::map_names;
+use proxy_common::map_names::{DEFAULT_FLOWS, FIRST_FLOWS};
 use proxy_common::stats::ServiceStats;
 
 use super::error::ConfigError;
 use crate::host::cpus::Cpus;
 use crate::programs::Capacities;
+use proxy_cli::value;
 use proxy_core::model::settings::Conntrack;
 
 /// The memory in bytes from which on the maps of Services are twice as large as by default, and four times as large.
 const LARGER: [u64; 2] = [12 << 30, 48 << 30];
 
-/// Defines the size of each map: its name among the capacities, its default, whether the default grows with the node's
-/// memory, and the bytes of one in all maps, from the number of possible CPUs.
-macro_rules! sizes {
-    ($($capacity:ident is $default:ident, $grows:literal, $bytes:expr;)+) => {
-        /// The requested sizes of the maps; `None`: the default.
-        #[derive(Clone, Copy, Debug, Default)]
-        #[expect(missing_docs, reason = "the capacities of these names tell")]
-        pub struct Sizes {
-            $(pub $capacity: Option<u32>,)+
-            pub flows: Option<u32>,
-            /// Bytes of all maps when each has reached its ceiling.
-            pub memory: Option<u64>,
-            pub connect_latency: bool,
-        }
-
-        impl Sizes {
-            /// Returns the sizes for a node with this memory in bytes (`None`: it is not known) and these CPUs, with these
-            /// settings of kube-proxy.
-            pub fn resolve(
-                self,
-                memory: Option<u64>,
-                cpus: Cpus,
-                conntrack: &Conntrack,
-            ) -> Result<Capacities, ConfigError> {
-                let by_memory = growth(memory);
-                let mut capacities = Capacities {
-                    $($capacity: self.$capacity.unwrap_or_else(|| {
-                        map_names::$default * if $grows { by_memory } else { 1 }
-                    }),)+
-                    flows: self.flows.unwrap_or_else(|| flows(memory, cpus.online, conntrack)),
-                    by_memory,
-                    connect_latency: self.connect_latency,
-                    ..Capacities::default()
-                };
-                if let Some(limit) = self.memory {
-                    let cpus = u64::from(cpus.possible);
-                    let of_flow = FLOW_BYTES + if self.connect_latency { 16 } else { 0 };
-                    lower(limit, &mut [
-                        $(Part::new(&mut capacities.$capacity, self.$capacity, ($bytes)(cpus), map_names::$default),)+
-                        Part::new(&mut capacities.flows, self.flows, of_flow, map_names::FIRST_FLOWS * LEAST),
-                    ])?;
-                }
-                Ok(capacities)
-            }
-        }
-    };
+/// The requested sizes of the maps; `None`: the default.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Map sizes")]
+pub struct Sizes {
+    /// Maximum number of Service ports (each address family counts). Default: 32768; twice as many with at least 12 GiB of
+    /// memory, four times as many with at least 48 GiB.
+    #[arg(long, env = "BALLAST_MAX_SERVICES", value_name = "N", value_parser = value::capacity)]
+    pub max_services: Option<u32>,
+    /// Maximum number of frontends (addresses and ports of Services), for each address family. Default: 65536, more on nodes
+    /// with more memory.
+    #[arg(long, env = "BALLAST_MAX_FRONTENDS", value_name = "N", value_parser = value::capacity)]
+    pub max_frontends: Option<u32>,
+    /// Maximum number of slots: the endpoints of all frontends together. A change needs room for the old and the new slots of
+    /// a frontend. Default: 524288, more on nodes with more memory.
+    #[arg(long, env = "BALLAST_MAX_SLOTS", value_name = "N", value_parser = value::capacity)]
+    pub max_slots: Option<u32>,
+    /// Words of eight bytes for Maglev tables: a table of 5 endpoints takes 134 words, one of 100 endpoints about 2,100. A
+    /// change needs room for the old and the new table. Default: 786432, more on nodes with more memory.
+    #[arg(long, env = "BALLAST_MAX_MAGLEV_WORDS", value_name = "N", value_parser = value::capacity)]
+    pub max_maglev_words: Option<u32>,
+    /// Maximum number of backends; an endpoint of two Service ports counts twice. Default: 262144, more on nodes with more
+    /// memory.
+    #[arg(long, env = "BALLAST_MAX_BACKENDS", value_name = "N", value_parser = value::capacity)]
+    pub max_backends: Option<u32>,
+    /// Maximum number of flows (connections that the packet programs track), for each address family; the table grows up to
+    /// it. Default: 32768 for each CPU, at least 131072, and at most a sixty-fourth of the memory; or kube-proxy's
+    /// `conntrack.maxPerCore` and `conntrack.min`.
+    #[arg(long, env = "BALLAST_MAX_FLOWS", value_name = "N", value_parser = value::capacity)]
+    pub max_flows: Option<u32>,
+    /// Maximum number of peers of unconnected UDP sockets, for each address family. Default: 131072.
+    #[arg(long, env = "BALLAST_MAX_SOCKETS", value_name = "N", value_parser = value::capacity)]
+    pub max_sockets: Option<u32>,
+    /// Maximum number of source ranges of load balancers, for each address family. Frontends with the same ranges share them;
+    /// a change needs room for the old and the new ranges. Unused ones take no memory. Default: 65536.
+    #[arg(long, env = "BALLAST_MAX_SOURCE_RANGES", value_name = "N", value_parser = value::capacity)]
+    pub max_source_ranges: Option<u32>,
+    /// Maximum memory of all maps together, when each has grown to its ceiling, as a number of bytes or with a suffix
+    /// (`200Mi`, `1Gi`). The sizes that no flag gives are lowered until it suffices. Default: no limit but the sizes.
+    #[arg(long, env = "BALLAST_MAX_MEMORY", value_name = "BYTES", value_parser = value::bytes)]
+    pub max_memory: Option<u64>,
+    /// Measure how long endpoints take to answer a SYN, and count refused and retransmitted SYNs, by Service and endpoint
+    /// (`ballast service show`, `ballast_connect_latency_seconds`). Costs memory (16 bytes for each flow, plus 4 MiB)
+    /// and about 100 ns for each new connection.
+    #[arg(
+        long,
+        env = "BALLAST_CONNECT_LATENCY",
+        num_args = 0..=1,
+        default_missing_value = "true",
+        require_equals = true,
+        value_parser = FalseyValueParser::new()
+    )]
+    pub connect_latency: Option<bool>,
 }
 
-sizes! {
-    services is DEFAULT_SERVICES, true, |cpus: u64| 208 + cpus * size_of::<ServiceStats>() as u64;
-    frontends is DEFAULT_FRONTENDS, true, |_| 80 + 96 + 2 * BUCKET;
-    slots is DEFAULT_SLOTS, true, |_| 4;
-    maglev_words is DEFAULT_MAGLEV_WORDS, true, |_| 8;
-    backends is DEFAULT_BACKENDS, true, |_| 72;
-    sockets is DEFAULT_SOCKETS, false, |_| 96 + 128 + 2 * BUCKET;
-    source_ranges is DEFAULT_SRC_RANGES, false, |_| 2 * (64 + 80);
+impl Sizes {
+    /// Returns the sizes for a node with this memory in bytes (`None`: it is not known) and these CPUs, with these
+    /// settings of kube-proxy.
+    pub fn resolve(
+        self,
+        memory: Option<u64>,
+        cpus: Cpus,
+        conntrack: &Conntrack,
+    ) -> Result<Capacities, ConfigError> {
+        let by_memory = growth(memory);
+        let connect_latency = self.connect_latency.unwrap_or_default();
+        let of_service = 208 + u64::from(cpus.possible) * size_of::<ServiceStats>() as u64;
+        let of_flow = FLOW_BYTES + if connect_latency { 16 } else { 0 };
+        let flows = flows(memory, cpus.online, conntrack);
+        let mut all = Capacities { flows, connect_latency, by_memory, ..Capacities::default() };
+        let mut parts = [
+            Part::new(&mut all.services, self.max_services, by_memory, of_service),
+            Part::new(&mut all.frontends, self.max_frontends, by_memory, 80 + 96 + 2 * BUCKET),
+            Part::new(&mut all.slots, self.max_slots, by_memory, 4),
+            Part::new(&mut all.maglev_words, self.max_maglev_words, by_memory, 8),
+            Part::new(&mut all.backends, self.max_backends, by_memory, 72),
+            Part::new(&mut all.sockets, self.max_sockets, 1, 96 + 128 + 2 * BUCKET),
+            Part::new(&mut all.source_ranges, self.max_source_ranges, 1, 2 * (64 + 80)),
+            Part { least: FIRST_FLOWS, ..Part::new(&mut all.flows, self.max_flows, 1, of_flow) },
+        ];
+        if let Some(limit) = self.max_memory {
+            lower(limit, &mut parts)?;
+        }
+        Ok(all)
+    }
 }
 
 /// Bytes that a hash has for each entry before it is added.
@@ -87,8 +117,11 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn new(size: &'a mut u32, given: Option<u32>, bytes: u64, default: u32) -> Self {
-        Self { size, is_given: given.is_some(), bytes, least: default / LEAST }
+    /// Sets the size, which is the default: to the given one, or to so many times the default.
+    fn new(size: &'a mut u32, given: Option<u32>, times: u32, bytes: u64) -> Self {
+        let least = *size / LEAST;
+        *size = given.unwrap_or(*size * times);
+        Self { size, is_given: given.is_some(), bytes, least }
     }
 
     fn total(&self) -> u64 {
@@ -129,12 +162,12 @@ fn flows(memory: Option<u64>, cores: u32, conntrack: &Conntrack) -> u32 {
     let given = conntrack.max_per_core.is_some() || conntrack.min.is_some();
     let scaled =
         conntrack.max_per_core.unwrap_or(Conntrack::MAX_PER_CORE).saturating_mul(cores).min(MOST_BY_CORES);
-    let wanted = scaled.max(conntrack.min.unwrap_or(map_names::DEFAULT_FLOWS)).min(MAX_FLOWS);
+    let wanted = scaled.max(conntrack.min.unwrap_or(DEFAULT_FLOWS)).min(MAX_FLOWS);
     if given {
-        return wanted.max(map_names::FIRST_FLOWS);
+        return wanted.max(FIRST_FLOWS);
     }
     let affordable = memory.unwrap_or_default() / FLOW_PART / FLOW_BYTES;
-    wanted.min(u32::try_from(affordable).unwrap_or(u32::MAX)).max(map_names::DEFAULT_FLOWS)
+    wanted.min(u32::try_from(affordable).unwrap_or(u32::MAX)).max(DEFAULT_FLOWS)
 }
 
 /// Returns the factor by which the maps of Services may be larger than by default. If they are full, they take 200 bytes for
@@ -190,16 +223,16 @@ mod tests {
     ) {
         let conntrack = Conntrack { max_per_core, min, ..Conntrack::default() };
         assert_eq!(Sizes::default().resolve(memory, cpus(cores), &conntrack).unwrap().flows, flows);
-        let given = Sizes { flows: Some(1_000), ..Sizes::default() };
+        let given = Sizes { max_flows: Some(1_000), ..Sizes::default() };
         assert_eq!(given.resolve(memory, cpus(cores), &conntrack).unwrap().flows, 1_000);
     }
 
     #[test]
     fn sizes_from_flags_override_the_computed_ones() {
-        let args = Sizes { backends: Some(1000), flows: Some(2000), ..Sizes::default() };
+        let args = Sizes { max_backends: Some(1000), max_flows: Some(2000), ..Sizes::default() };
         let sizes = args.resolve(Some(64 * GB), cpus(2), &Conntrack::default()).unwrap();
         assert_eq!((sizes.backends, sizes.flows), (1000, 2000));
-        assert_eq!(sizes.services, 4 * map_names::DEFAULT_SERVICES);
+        assert_eq!(sizes.services, 4 * Capacities::default().services);
     }
 
     /// The maps whose memory is allocated at once: both `services`, `slots`, both `backends`, `backend_stats`, `service_stats`.
@@ -219,8 +252,8 @@ mod tests {
 
     #[test]
     fn max_memory_lowers_the_largest_sizes_that_are_not_given() {
-        let of = |memory| {
-            let sizes = Sizes { memory, backends: Some(1_000_000), ..Sizes::default() };
+        let of = |max_memory| {
+            let sizes = Sizes { max_memory, max_backends: Some(1_000_000), ..Sizes::default() };
             sizes.resolve(Some(64 * GB), cpus(8), &Conntrack::default())
         };
         let all =
@@ -229,7 +262,7 @@ mod tests {
         for limit in [300 << 20, 200 << 20, 120 << 20] {
             let sizes = of(Some(limit)).unwrap();
             assert_eq!(sizes.backends, 1_000_000, "it is given");
-            assert!(sizes.flows >= map_names::FIRST_FLOWS);
+            assert!(sizes.flows >= FIRST_FLOWS);
             let now = all(sizes);
             assert!(now != before && now.iter().zip(before).all(|(now, before)| *now <= before), "{now:?}");
             before = now;
@@ -241,7 +274,7 @@ mod tests {
     #[test]
     fn max_memory_counts_the_possible_cpus() {
         let of = |cpus| {
-            let sizes = Sizes { memory: Some(150 << 20), ..Sizes::default() };
+            let sizes = Sizes { max_memory: Some(150 << 20), ..Sizes::default() };
             sizes.resolve(Some(4 * GB), cpus, &Conntrack::default()).unwrap()
         };
         let (few, many) = (of(cpus(8)), of(Cpus { online: 8, possible: 128 }));
@@ -250,7 +283,7 @@ mod tests {
 
     #[test]
     fn max_memory_beyond_all_ceilings_changes_nothing() {
-        let sizes = Sizes { memory: Some(64 * GB), ..Sizes::default() };
+        let sizes = Sizes { max_memory: Some(64 * GB), ..Sizes::default() };
         let plain = Sizes::default().resolve(Some(64 * GB), cpus(8), &Conntrack::default()).unwrap();
         assert_eq!(sizes.resolve(Some(64 * GB), cpus(8), &Conntrack::default()).unwrap(), plain);
     }

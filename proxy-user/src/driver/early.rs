@@ -34,8 +34,14 @@ impl<S: Store> Driver<S> {
         }
         self.early.is_due = false;
         // A Service that left the folder stays until all objects are listed, because the API server may have it, too.
-        let plan = |name| plan_service(&self.cluster, name, self.settings.plan);
-        let plans = names.iter().map(|name| (name.clone(), plan(name))).collect();
+        let plan = |name| {
+            let mut plan = plan_service(&self.cluster, &name, self.settings.plan);
+            let (is_first, flags) =
+                (self.reconciler.plan(&name).is_none(), |at: &_| self.reconciler.flags(at));
+            self.recent.apply(&name, plan.as_mut(), is_first, flags, now);
+            (name, plan)
+        };
+        let plans = names.into_iter().map(plan).collect();
         self.reconciler.sync_early(now, plans, self.early.is_first);
         let failing = self.failing_families();
         self.report_problems();

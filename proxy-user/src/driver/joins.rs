@@ -1,9 +1,8 @@
 //! The Services that endpoints joined lately: idle connections move to them (annotation `ballast.io/rebalance`).
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::schedule::Schedule;
+use super::timed::Timed;
 use proxy_core::model::ServiceName;
 use proxy_core::plan::{PortPlan, ServicePlan};
 
@@ -16,16 +15,14 @@ const LASTS: Duration = Duration::from_mins(2);
 /// When connections of Services begin to move, and when they no longer do.
 #[derive(Debug)]
 pub(super) struct Joins {
-    periods: BTreeMap<ServiceName, (Instant, Instant)>,
-    /// The times of `periods` at which Services are planned again.
-    changes: Schedule,
+    periods: Timed<(Instant, Instant)>,
     /// Time until an endpoint that joins has its full share.
     slow_start: Duration,
 }
 
 impl Joins {
     pub(super) fn new(slow_start: Duration) -> Self {
-        Self { periods: BTreeMap::new(), changes: Schedule::default(), slow_start }
+        Self { periods: Timed::default(), slow_start }
     }
 
     /// Notes whether endpoints joined those of the plan `before`, and lets connections of the plan's ports move only in the time
@@ -46,11 +43,8 @@ impl Joins {
             ports.any(|(id, port)| before.ports.get(id).is_some_and(|before| joined(before, port)))
         });
         if has_joined {
-            let period = (now + QUIET, now + QUIET + self.slow_start + LASTS);
-            if let Some(before) = self.periods.insert(name.clone(), period) {
-                [before.0, before.1].into_iter().for_each(|at| self.changes.remove(at, name));
-            }
-            [period.0, period.1].into_iter().for_each(|at| self.changes.add(at, name));
+            let (begin, end) = (now + QUIET, now + QUIET + self.slow_start + LASTS);
+            self.periods.set(name, (begin, end), [begin, end]);
         }
         let moves = self.periods.get(name).is_some_and(|(begin, end)| *begin <= now && now < *end);
         plan.ports.values_mut().for_each(|port| port.rebalances &= moves);
@@ -63,12 +57,12 @@ impl Joins {
 
     /// Returns the time at which connections of the next Service begin to move, or no longer do.
     pub(super) fn wake(&self) -> Option<Instant> {
-        self.changes.next()
+        self.periods.wake()
     }
 
     /// Starts a planning: returns the Services whose connections begin to move, or no longer do.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
-        let names = self.changes.take_due(now);
+        let names = self.periods.take_due(now);
         for name in &names {
             if self.periods.get(name).is_some_and(|(_, end)| *end <= now) {
                 self.periods.remove(name);

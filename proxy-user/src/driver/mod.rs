@@ -12,7 +12,9 @@ use proxy_common::config::CONFIG_DSR;
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::settings::NodeSettings;
 use proxy_core::model::{Cluster, Event, Key, Listing, NodeView, Object, ObjectKind, ServiceName};
-use proxy_core::plan::{NodePlan, PlanSettings, PortPlan, ServicePlan, Unmanaged, plan_node, plan_service};
+use proxy_core::plan::{
+    Frontend, NodePlan, PlanSettings, PortPlan, ServicePlan, Unmanaged, plan_node, plan_service,
+};
 use proxy_core::store::{FlowUse, MapError, Store};
 use proxy_core::sync::{QuarantinePeriods, Reconciler};
 
@@ -25,11 +27,12 @@ mod histogram;
 mod joins;
 mod programmed;
 mod question;
+mod recent;
 mod rollouts;
-mod schedule;
 mod slow_start;
 mod span;
 mod status;
+mod timed;
 mod triggers;
 
 use dsr_use::DsrUse;
@@ -39,6 +42,7 @@ use joins::Joins;
 use programmed::Ledger;
 pub use programmed::{Programmed, ProgrammedService};
 pub use question::{Ask, Question};
+use recent::Recent;
 use rollouts::Rollouts;
 use slow_start::SlowStart;
 pub use status::{Changes, NodeFate, Operations, Status, TableUse, problems_begun};
@@ -120,6 +124,7 @@ pub struct Driver<S> {
     slow_start: SlowStart,
     rollouts: Rollouts,
     joins: Joins,
+    recent: Recent,
     /// Tells whether packets of the node itself to a cluster address are translated; `None`: they are not.
     node_path: Option<Box<dyn FnMut(IpAddr) -> bool + Send>>,
     early: Early,
@@ -156,6 +161,7 @@ impl<S: Store> Driver<S> {
             slow_start: SlowStart::new(settings.slow_start),
             rollouts: Rollouts::default(),
             joins: Joins::new(settings.slow_start),
+            recent: Recent::default(),
             node_path: None,
             early,
             ledger: Ledger::default(),
@@ -248,7 +254,7 @@ impl<S: Store> Driver<S> {
 
     /// Returns the time at which a plan changes without an event.
     fn next_plan(&self) -> Option<Instant> {
-        let wakes = [self.slow_start.wake(), self.rollouts.wake(), self.joins.wake()];
+        let wakes = [self.slow_start.wake(), self.rollouts.wake(), self.joins.wake(), self.recent.wake()];
         wakes.into_iter().flatten().min().map(Instant::from_std)
     }
 
@@ -368,6 +374,7 @@ impl<S: Store> Driver<S> {
         self.changed.extend(self.slow_start.begin(planned));
         self.changed.extend(self.rollouts.begin(planned));
         self.changed.extend(self.joins.begin(planned));
+        self.changed.extend(self.recent.begin(planned));
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {
@@ -376,13 +383,19 @@ impl<S: Store> Driver<S> {
                 self.slow_start.apply(&name, plan.as_mut(), before, planned);
                 // Rules of another proxy see packets of the node before the programs do.
                 let is_other = self.cluster.host().is_none_or(|host| host.has_kube_proxy_rules);
+                // Elsewhere, nothing refuses the question, and it would leave the node.
+                let programmed = &self.reconciler.applied().node;
                 let serves_node = |port: &PortPlan| {
                     self.node_path.as_mut().filter(|_| !is_other).is_some_and(|path| {
-                        rollouts::serves_node(port, |address| self.cluster.is_own(address), path)
+                        let is_translated =
+                            |address| programmed.is_in_service_range(address) && path(address);
+                        rollouts::serves_node(port, |address| self.cluster.is_own(address), is_translated)
                     })
                 };
                 self.rollouts.apply(&name, plan.as_mut(), before, planned, serves_node);
                 self.joins.apply(&name, plan.as_mut(), before, planned);
+                let flags = |frontend: &Frontend| self.reconciler.flags(frontend);
+                self.recent.apply(&name, plan.as_mut(), before.is_none(), flags, planned);
                 (name, plan)
             })
             .collect();

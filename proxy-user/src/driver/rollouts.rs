@@ -1,10 +1,9 @@
 //! The Services whose endpoints joined or left lately: sockets are left to the packet programs meanwhile.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::schedule::Schedule;
+use super::timed::Timed;
 use proxy_core::model::ServiceName;
 use proxy_core::plan::{BackendAddress, Changing, FrontendKind, FrontendPlan, PortPlan, ServicePlan};
 
@@ -15,9 +14,7 @@ const HOLD: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub(super) struct Rollouts {
     /// When each one no longer is.
-    until: BTreeMap<ServiceName, Instant>,
-    /// The times of [`Rollouts::until`], in order.
-    ends: Schedule,
+    until: Timed<Instant>,
 }
 
 impl Rollouts {
@@ -33,7 +30,7 @@ impl Rollouts {
         mut serves_node: impl FnMut(&PortPlan) -> bool,
     ) {
         let Some(plan) = plan else {
-            self.set(name, None);
+            self.until.remove(name);
             return;
         };
         let has_changed = before.is_some_and(|before| {
@@ -41,7 +38,7 @@ impl Rollouts {
             ports.any(|(id, port)| before.ports.get(id).is_some_and(|before| differ(before, port)))
         });
         if has_changed {
-            self.set(name, Some(now + HOLD));
+            self.until.set(name, now + HOLD, [now + HOLD]);
         }
         let is_changing = self.until.get(name).is_some_and(|until| now < *until);
         if is_changing {
@@ -49,31 +46,18 @@ impl Rollouts {
                 port.changing = if serves_node(port) { Changing::All } else { Changing::Pods };
             }
         } else {
-            self.set(name, None);
-        }
-    }
-
-    fn set(&mut self, name: &ServiceName, until: Option<Instant>) {
-        let before = match until {
-            Some(until) => self.until.insert(name.clone(), until),
-            None => self.until.remove(name),
-        };
-        if let Some(until) = until {
-            self.ends.add(until, name);
-        }
-        if let Some(before) = before.filter(|_| before != until) {
-            self.ends.remove(before, name);
+            self.until.remove(name);
         }
     }
 
     /// Returns the time at which the next Service may no longer be changing.
     pub(super) fn wake(&self) -> Option<Instant> {
-        self.ends.next()
+        self.until.wake()
     }
 
     /// Starts a planning: returns the Services that are no longer changing.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
-        self.ends.take_due(now)
+        self.until.take_due(now)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::schedule::Schedule;
+use super::timed::Timed;
 use proxy_core::model::ServiceName;
 use proxy_core::plan::slow_start::{STEPS, apply};
 use proxy_core::plan::{BackendAddress, ServicePlan, ServicePortName};
@@ -18,9 +18,8 @@ pub(super) struct SlowStart {
     period: Duration,
     /// The start of the grid: the time at which the first one of the endpoints joined.
     grid: Option<Instant>,
-    joined: BTreeMap<ServiceName, BTreeMap<(ServicePortName, BackendAddress), Instant>>,
-    /// The times at which the next step of an endpoint of a Service begins, and earlier ones that have no effect.
-    steps: Schedule,
+    /// Until the next step of an endpoint of a Service begins.
+    joined: Timed<BTreeMap<(ServicePortName, BackendAddress), Instant>>,
 }
 
 impl SlowStart {
@@ -58,8 +57,7 @@ impl SlowStart {
             apply(port, |at| joined.get(&(id.clone(), *at)).map(|since| self.step(*since, now)));
         }
         if let Some(next) = joined.values().map(|since| self.next_step(*since, now)).min() {
-            self.steps.add(next, name);
-            self.joined.insert(name.clone(), joined);
+            self.joined.set(name, joined, [next]);
         }
     }
 
@@ -89,17 +87,15 @@ impl SlowStart {
 
     /// Returns the time of the next step of any endpoint.
     pub(super) fn wake(&self) -> Option<Instant> {
-        self.steps.next()
+        self.joined.wake()
     }
 
     /// Starts a planning: returns the Services with an endpoint whose step has increased since the last one.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
-        if self.joined.is_empty() {
+        if self.joined.values().next().is_none() {
             self.grid = None;
         }
-        let mut due = self.steps.take_due(now);
-        due.retain(|name| self.joined.contains_key(name));
-        due
+        self.joined.take_due(now)
     }
 }
 

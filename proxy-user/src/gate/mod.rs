@@ -27,6 +27,7 @@ use tokio::time::{sleep, timeout};
 use crate::cli::args::gate::GateArgs;
 use crate::http::gate::{self, OfNodes, Until};
 use proxy_core::model::ServiceName;
+use proxy_core::model::plural::plural;
 
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -136,7 +137,11 @@ impl Asker {
         };
         let OfNodes { nodes, behind, named } = serde_json::from_str(&body)
             .map_err(|error| failed(format!("cannot parse the answer: {error}")))?;
-        if behind == 0 { Ok(()) } else { Err(format!("{behind} of {nodes} nodes: {}", named.join("; "))) }
+        if behind == 0 {
+            Ok(())
+        } else {
+            Err(format!("{behind} of {}: {}", plural(nodes, "node"), named.join("; ")))
+        }
     }
 }
 

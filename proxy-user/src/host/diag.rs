@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use netlink_packet_sock_diag::inet::nlas::Nla;
-use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags};
 use netlink_packet_sock_diag::{AF_INET, AF_INET6, SockDiagDestroy, SockDiagMessage};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
@@ -73,16 +73,9 @@ impl Diag {
     ///
     /// Error `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`, or `CONFIG_INET_TCP_DIAG`.
     pub fn connected(&mut self, which: Sockets) -> io::Result<Vec<Connected>> {
-        let mut all = Vec::new();
-        for none in [SocketId::new_v4(), SocketId::new_v6()] {
-            let request = request(which.protocol(), which.states(), none);
-            for answer in self.0.exchange(request, NLM_F_DUMP)? {
-                if let SockDiagMessage::InetResponse(response) = answer {
-                    all.push(Connected::of(which, response.header.socket_id));
-                }
-            }
-        }
-        Ok(all)
+        self.list(which.protocol(), &which.states(), &ExtensionFlags::empty(), |found| {
+            Some(Connected::of(which, found.header.socket_id))
+        })
     }
 
     /// Returns the established TCP connections on which nothing was sent or received for this long, everything that was sent is
@@ -90,30 +83,12 @@ impl Diag {
     ///
     /// Error `NotFound`: as for [`Diag::connected`].
     pub fn idle(&mut self, silent: Duration) -> io::Result<Vec<Connected>> {
-        let mut all = Vec::new();
-        for none in [SocketId::new_v4(), SocketId::new_v6()] {
-            let SockDiagMessage::InetRequest(mut request) =
-                request(Sockets::Tcp.protocol(), StateFlags::ESTABLISHED, none)
-            else {
-                continue;
-            };
-            request.extensions = ExtensionFlags::INFO;
-            for answer in self.0.exchange(SockDiagMessage::InetRequest(request), NLM_F_DUMP)? {
-                if let SockDiagMessage::InetResponse(response) = answer {
-                    let header = response.header;
-                    let is_idle = header.recv_queue == 0
-                        && header.send_queue == 0
-                        && response
-                            .nlas
-                            .iter()
-                            .any(|nla| matches!(nla, Nla::TcpInfo(info) if owes_no_answer(info, silent)));
-                    if is_idle {
-                        all.push(Connected::of(Sockets::Tcp, header.socket_id));
-                    }
-                }
-            }
-        }
-        Ok(all)
+        let owes_none = |nla: &Nla| matches!(nla, Nla::TcpInfo(info) if owes_no_answer(info, silent));
+        self.list(Sockets::Tcp.protocol(), &StateFlags::ESTABLISHED, &ExtensionFlags::INFO, |found| {
+            let InetResponse { header, nlas } = found;
+            let is_idle = header.recv_queue == 0 && header.send_queue == 0 && nlas.iter().any(owes_none);
+            is_idle.then(|| Connected::of(Sockets::Tcp, header.socket_id))
+        })
     }
 
     /// Returns the sockets that wait for TCP and UDP clients.
@@ -124,16 +99,32 @@ impl Diag {
             [(Sockets::Tcp.protocol(), StateFlags::LISTEN), (Sockets::Udp.protocol(), StateFlags::CLOSE)];
         let mut all = Vec::new();
         for (protocol, states) in kinds {
-            for none in [SocketId::new_v4(), SocketId::new_v6()] {
-                for answer in self.0.exchange(request(protocol, states.clone(), none), NLM_F_DUMP)? {
-                    if let SockDiagMessage::InetResponse(response) = answer {
-                        let SocketId { source_address, source_port, .. } = response.header.socket_id;
-                        let v6_only = response.nlas.iter().any(|nla| matches!(nla, Nla::SkV6Only(true)));
-                        let addr = SocketAddr::new(source_address, source_port);
-                        all.push(Server { protocol, addr, v6_only });
-                    }
-                }
-            }
+            all.extend(self.list(protocol, &states, &ExtensionFlags::empty(), |found| {
+                let SocketId { source_address, source_port, .. } = found.header.socket_id;
+                let v6_only = found.nlas.iter().any(|nla| matches!(nla, Nla::SkV6Only(true)));
+                Some(Server { protocol, addr: SocketAddr::new(source_address, source_port), v6_only })
+            })?);
+        }
+        Ok(all)
+    }
+
+    /// Lists the sockets of both families in these states, and returns what `read` makes of each.
+    fn list<T>(
+        &mut self,
+        protocol: u8,
+        states: &StateFlags,
+        extensions: &ExtensionFlags,
+        read: impl Fn(InetResponse) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        let mut all = Vec::new();
+        for none in [SocketId::new_v4(), SocketId::new_v6()] {
+            let request =
+                InetRequest { extensions: extensions.clone(), ..request(protocol, states.clone(), none) };
+            let answers = self.0.exchange(SockDiagMessage::InetRequest(request), NLM_F_DUMP)?;
+            all.extend(answers.into_iter().filter_map(|answer| match answer {
+                SockDiagMessage::InetResponse(found) => read(*found),
+                _ => None,
+            }));
         }
         Ok(all)
     }
@@ -143,21 +134,21 @@ impl Diag {
     ///
     /// Error `NotFound`: the socket no longer exists. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {
-        let message =
-            SockDiagDestroy::new(request(socket.which.protocol(), socket.which.states(), socket.id.clone()));
+        let request = request(socket.which.protocol(), socket.which.states(), socket.id.clone());
+        let message = SockDiagDestroy::new(SockDiagMessage::InetRequest(request));
         self.0.exchange::<_, SockDiagMessage>(message, NLM_F_ACK).map(drop)
     }
 }
 
 /// Returns a request. In a request about one socket, the kernel compares everything in `id`.
-fn request(protocol: u8, states: StateFlags, id: SocketId) -> SockDiagMessage {
-    SockDiagMessage::InetRequest(InetRequest {
+fn request(protocol: u8, states: StateFlags, id: SocketId) -> InetRequest {
+    InetRequest {
         family: if id.source_address.is_ipv4() { AF_INET } else { AF_INET6 },
         protocol,
         extensions: ExtensionFlags::empty(),
         states,
         socket_id: id,
-    })
+    }
 }
 
 impl Connected {

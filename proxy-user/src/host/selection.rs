@@ -244,8 +244,8 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_pattern_is_refused() {
-        for text in ["eth0,", "!", "a,,b"] {
+    fn empty_or_illegal_pattern_is_refused() {
+        for text in ["eth0,", "!", "a,,b", "a/b", "sixteen-letters-"] {
             assert_eq!(text.parse::<Selection>(), Err(BadPattern), "{text}");
         }
     }

@@ -13,7 +13,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::sys::protocols::{NETLINK_ROUTE, NETLINK_XFRM};
 use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
 
-use super::netfilter::message::{NESTED, attributes, put};
+use super::netfilter::message::{NESTED, attributes, nested};
 use super::netlink::Netlink;
 use proxy_core::model::IpsecPolicy;
 
@@ -166,14 +166,9 @@ fn accept_local() -> io::Result<()> {
     const INET_CONF: u16 = 1;
     const DEVCONF_RP_FILTER: u16 = 8;
     const DEVCONF_ACCEPT_LOCAL: u16 = 23;
-    let nest = |kind: u16, inner: &[u8]| {
-        let mut outer = Vec::new();
-        put(&mut outer, kind | NESTED, inner);
-        outer
-    };
-    let mut setting = Vec::new();
-    put(&mut setting, DEVCONF_ACCEPT_LOCAL, &1u32.to_ne_bytes());
-    put(&mut setting, DEVCONF_RP_FILTER, &LOOSE.to_ne_bytes());
+    let nest = |kind: u16, inner: &[u8]| nested(&[(kind | NESTED, inner)]);
+    let setting =
+        nested(&[(DEVCONF_ACCEPT_LOCAL, &1u32.to_ne_bytes()), (DEVCONF_RP_FILTER, &LOOSE.to_ne_bytes())]);
     let mut body = vec![0; 16];
     body[4..8].copy_from_slice(&LOOPBACK.to_ne_bytes());
     body.extend(nest(AF_SPEC, &nest(libc::AF_INET as u16, &nest(INET_CONF, &setting))));

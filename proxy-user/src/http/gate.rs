@@ -8,6 +8,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::{Path, Query, State as Extract};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -18,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::answer::{State, json, text};
+use super::listen::Client;
 use crate::driver::{PodState, Question};
 use proxy_cli::exchange;
 use proxy_core::model::ServiceName;
@@ -103,8 +105,8 @@ pub(super) async fn node(
     if state.gate.service.is_none() {
         return off();
     }
+    let Some(service) = service(namespace, name) else { return bad_name() };
     let Some(addresses) = pod.addresses() else { return bad() };
-    let service = ServiceName::new(namespace, name);
     match state.gate.ask(|reply| Question::Pod(service, addresses, reply)).await {
         Some(found) => {
             json(200, &OfNode { node: state.node_name.clone(), reached: pod.until.is_reached(found) })
@@ -117,19 +119,29 @@ pub(super) async fn node(
 pub(super) async fn nodes(
     Extract(state): Extract<State>,
     Path((namespace, name)): Path<(String, String)>,
+    client: Option<Extension<Client>>,
     Query(pod): Query<Pod>,
 ) -> Response {
-    let Some(service) = state.gate.service.clone() else { return off() };
+    let Some(all) = state.gate.service.clone() else { return off() };
+    let Some(service) = service(namespace, name) else { return bad_name() };
     let Some(addresses) = pod.addresses() else { return bad() };
-    let _turn = state.gate.turn.lock().await;
-    let agents =
-        state.gate.ask(|reply| Question::Endpoints(service.clone(), reply)).await.unwrap_or_default();
+    let _turn = state.gate.turn(client.map(|Extension(client)| client)).await;
+    let agents = state.gate.ask(|reply| Question::Endpoints(all.clone(), reply)).await.unwrap_or_default();
     if agents.is_empty() {
-        let error = format!("the Service {service} (--gate-service) has no endpoints on this node");
+        let error = format!("the Service {all} (--gate-service) has no endpoints on this node");
         return text(StatusCode::SERVICE_UNAVAILABLE, error);
     }
-    let path = path(&ServiceName::new(namespace, name), &addresses, pod.until, true);
+    let path = path(&service, &addresses, pod.until, true);
     json(200, &ask_all(agents, &path).await)
+}
+
+/// Returns the Service of a request; `None` if it is no legal name. The names are part of the requests to the other agents.
+fn service(namespace: String, name: String) -> Option<ServiceName> {
+    let is_label = |text: &str| {
+        let is_legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        (1..=63).contains(&text.len()) && text.bytes().all(is_legal)
+    };
+    (is_label(&namespace) && is_label(&name)).then(|| ServiceName::new(namespace, name))
 }
 
 async fn ask_all(agents: Vec<SocketAddr>, path: &str) -> OfNodes {
@@ -201,6 +213,10 @@ fn bad() -> Response {
     text(StatusCode::BAD_REQUEST, error)
 }
 
+fn bad_name() -> Response {
+    text(StatusCode::BAD_REQUEST, "namespace and name of a Service are DNS labels".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::mpsc;
@@ -268,5 +284,14 @@ mod tests {
         assert!(status == 503 && body.contains("kube-system/ballast"), "{body}");
         let (status, _, _) = fetch(alone, "/gate/node/shop/web?until=known&addresses=localhost").await;
         assert_eq!(status, 400);
+        for name in ["a%0D%0AX:%20b", "a%20b", "a%3Fb", "A", "%2e%2e"] {
+            for path in
+                [format!("node/shop/{name}"), format!("nodes/{name}/web"), format!("nodes/shop/{name}")]
+            {
+                let path = format!("/gate/{path}?until=known&addresses=10.0.0.7,fd00::7");
+                let (status, _, body) = fetch(alone, &path).await;
+                assert!(status == 400 && body.contains("DNS labels"), "{path}: {status} {body}");
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -62,6 +62,10 @@ pub(super) fn open_one(address: SocketAddr, only: bool) -> io::Result<TcpListene
     listen(&socket, BACKLOG)?;
     TcpListener::from_std(socket.into())
 }
+
+/// The address of the client, an extension of each of its requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Client(pub(super) IpAddr);
 
 /// The open connections of one server, or of several that share a limit.
 #[derive(Clone, Debug)]
@@ -165,6 +169,7 @@ impl Connections {
     }
 
     fn start(&self, tasks: &mut JoinSet<()>, stream: TcpStream, client: IpAddr, router: Router) {
+        let router = router.layer(Extension(Client(client.to_canonical())));
         let slot = self.admit(client_of(client));
         let (client, number) = (slot.client, slot.number);
         let task = tasks.spawn(async move {

@@ -46,6 +46,7 @@ use crate::metrics::recent::SOCKET_PROGRAMS;
 use health::{Check, report};
 use listen::Connections;
 use proxy_core::model::notice::Notice;
+use proxy_core::model::plural::plural;
 use proxy_core::model::settings::PROXY_MODE;
 
 /// The most connections of the health server, and of the metrics server, whose answers are larger.
@@ -201,7 +202,7 @@ async fn readyz(extract::State(state): extract::State<State>) -> Response {
     }
     let reason = match (synced, complete) {
         (_, true) => return text(StatusCode::OK, "ok".to_owned()),
-        (true, false) => format!("{failing} Service ports are not programmed yet; see /status"),
+        (true, false) => format!("{} not programmed yet; see /status", plural(failing, "Service port")),
         (false, false) => "the first sync is not complete".to_owned(),
     };
     text(StatusCode::SERVICE_UNAVAILABLE, reason)

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::answer::{State, Turn, in_turn, json};
 use super::health;
 use crate::driver::ProgrammedService;
+use proxy_cli::programmed::{ProgrammedJson, SliceJson};
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_core::model::{Opaque, Problem, ServiceName, Version};
 
@@ -21,40 +22,7 @@ struct All<'a> {
     node: &'a str,
     /// Whether all listed objects have been synced once; before that, it is not known what is programmed.
     synced: bool,
-    services: Vec<One>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct One {
-    namespace: String,
-    name: String,
-    #[serde(flatten)]
-    version: Edition,
-    endpoint_slices: Vec<Slice>,
-    /// In RFC 3339 format.
-    programmed_since: String,
-    current: bool,
-    /// 0: clients cannot connect to any address of it.
-    frontends: usize,
-    problems: Vec<String>,
-}
-
-/// The version of an object; all fields are `null` for objects from a folder.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Edition {
-    uid: Option<String>,
-    resource_version: Option<String>,
-    /// The API server sets it for EndpointSlices, but not for Services.
-    generation: Option<i64>,
-}
-
-#[derive(Serialize)]
-struct Slice {
-    name: String,
-    #[serde(flatten)]
-    version: Edition,
+    services: Vec<ProgrammedJson>,
 }
 
 #[derive(Serialize)]
@@ -126,21 +94,24 @@ fn by_object(problems: &[Problem]) -> ByObject<'_> {
     of_objects
 }
 
-fn one(name: &ServiceName, known: &ProgrammedService, problems: &ByObject<'_>) -> One {
+fn one(name: &ServiceName, known: &ProgrammedService, problems: &ByObject<'_>) -> ProgrammedJson {
     let slices = known.slices.iter().map(|(slice, _)| format!("EndpointSlice {slice}"));
     let objects = std::iter::once(format!("Service {name}")).chain(slices);
-    One {
+    let endpoint_slices = known.slices.iter().map(|(name, version)| {
+        let (uid, resource_version, generation) = parts(version);
+        SliceJson { name: name.name.to_string(), uid, resource_version, generation }
+    });
+    let (uid, resource_version, generation) = parts(&known.service);
+    ProgrammedJson {
         namespace: name.namespace.to_string(),
         name: name.name.to_string(),
-        version: edition(&known.service),
-        endpoint_slices: known
-            .slices
-            .iter()
-            .map(|(name, version)| Slice { name: name.name.to_string(), version: edition(version) })
-            .collect(),
+        uid,
+        resource_version,
+        generation,
+        endpoint_slices: endpoint_slices.collect(),
         programmed_since: health::rfc3339(Some(known.since)),
         current: known.is_current,
-        frontends: known.frontends,
+        frontends: Some(known.frontends),
         problems: objects
             .filter_map(|object| problems.get(object.as_str()))
             .flatten()
@@ -149,11 +120,9 @@ fn one(name: &ServiceName, known: &ProgrammedService, problems: &ByObject<'_>) -
     }
 }
 
-fn edition(version: &Version) -> Edition {
+/// Returns uid, resourceVersion and generation; all are `None` for objects from a folder. The API server sets a generation for
+/// EndpointSlices, but not for Services.
+fn parts(version: &Version) -> (Option<String>, Option<String>, Option<i64>) {
     let non_empty = |text: &Opaque| (!text.is_empty()).then(|| text.to_string());
-    Edition {
-        uid: non_empty(&version.uid),
-        resource_version: non_empty(&version.resource_version),
-        generation: version.generation.map(NonZero::get),
-    }
+    (non_empty(&version.uid), non_empty(&version.resource_version), version.generation.map(NonZero::get))
 }

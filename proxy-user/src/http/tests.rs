@@ -148,7 +148,7 @@ async fn an_agent_is_ready_after_its_first_sync() {
     let short = Status { synced: true, failing: 16, ..Status::default() };
     let (code, _, body) = fetch(start(health_router(state(short))).await, "/readyz").await;
     assert_eq!(code, 503, "a sync that failed is not done");
-    assert_eq!(body, "16 Service ports are not programmed yet; see /status");
+    assert_eq!(body, "16 Service ports not programmed yet; see /status");
     let state = state(unwell());
     let metrics = Arc::clone(&state.metrics);
     let synced = start(health_router(state)).await;

@@ -8,7 +8,6 @@ mod open;
 mod read;
 
 use std::io;
-use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
@@ -16,24 +15,23 @@ use std::path::Path;
 use aya::maps::{Map, MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use proxy_common::backend::BackendEntry;
+use proxy_common::map_names;
 use proxy_common::name::PortName;
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::ServiceStats;
-use proxy_common::{Address, map_names};
 
 use self::arrays::Arrays;
 use self::counted::Counted;
 use self::node::NodeMaps;
 use self::open::{map_memory, open, open_array, shape};
 use self::read::{endpoints, hash};
+use super::family::MapFamily;
 use super::segments::Segments;
 use super::sys::io_error;
 use super::sys::{self, Stopped};
 use super::windows::Array;
-use proxy_core::store::{
-    Backend, BatchError, Capacity, Contents, Cursor, FrontendKey, MapError, Store, Table, Write,
-};
+use proxy_core::store::{BatchError, Capacity, Contents, Cursor, FrontendKey, MapError, Store, Table, Write};
 
 /// The maps that the programs use, opened by their pins. Arrays grow as they are written.
 pub struct KernelStore {
@@ -145,16 +143,12 @@ impl KernelStore {
             [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
             [Write::ResetHealth(..), ..] => join::join(&self.health, run),
             [Write::Service(..), ..] => {
-                let v4: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v4_key)).unzip();
-                let v6: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v6_key)).unzip();
-                sys::update(self.services.fd().as_fd(), &v4.0, &v4.1)?;
-                sys::update(self.services6.fd().as_fd(), &v6.0, &v6.1)
+                put_services::<[u8; 4]>(&self.services, run)?;
+                put_services::<[u8; 16]>(&self.services6, run)
             }
             [Write::NoService(_), ..] => {
-                let v4: Vec<_> = run.iter().filter_map(|w| gone_service(w, v4_key)).collect();
-                let v6: Vec<_> = run.iter().filter_map(|w| gone_service(w, v6_key)).collect();
-                sys::delete(self.services.fd().as_fd(), &v4)?;
-                sys::delete(self.services6.fd().as_fd(), &v6)
+                remove_services::<[u8; 4]>(&self.services, run)?;
+                remove_services::<[u8; 16]>(&self.services6, run)
             }
             [
                 Write::Slots(..)
@@ -224,13 +218,10 @@ impl KernelStore {
             forgotten.map_err(|Stopped { source, .. }| stopped(source))?;
         }
         if run.first().map(Write::table) == Some(Table::Backends6) {
-            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v6_entry)).unzip();
-            self.backends6.update(&keys, &values)?;
+            put_backends::<[u8; 16]>(&self.backends6, run)
         } else {
-            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
-            self.backends.update(&keys, &values)?;
+            put_backends::<[u8; 4]>(&self.backends, run)
         }
-        Ok(())
     }
 }
 
@@ -352,37 +343,31 @@ fn name_of(write: &Write) -> Option<(u32, PortName)> {
     if let Write::Name(id, name) = write { Some((*id, **name)) } else { None }
 }
 
-fn v4_key(key: &FrontendKey) -> Option<ServiceKey<[u8; 4]>> {
-    if let IpAddr::V4(addr) = key.addr { Some(key.v4(addr)) } else { None }
+fn service_key<A: MapFamily>(key: &FrontendKey) -> Option<ServiceKey<A>> {
+    A::of_ip(key.addr).map(|addr| key.with(addr))
 }
 
-fn v6_key(key: &FrontendKey) -> Option<ServiceKey<[u8; 16]>> {
-    if let IpAddr::V6(addr) = key.addr { Some(key.v6(addr)) } else { None }
+fn put_services<A: MapFamily>(map: &MapData, run: &[Write]) -> Result<(), Stopped> {
+    let row = |write: &Write| match write {
+        Write::Service(key, entry) => Some((service_key::<A>(key)?, *entry)),
+        _ => None,
+    };
+    let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(row).unzip();
+    sys::update(map.fd().as_fd(), &keys, &values)
 }
 
-fn service_of<K>(write: &Write, key_of: fn(&FrontendKey) -> Option<K>) -> Option<(K, ServiceEntry)> {
-    if let Write::Service(key, entry) = write { key_of(key).map(|key| (key, *entry)) } else { None }
+fn remove_services<A: MapFamily>(map: &MapData, run: &[Write]) -> Result<(), Stopped> {
+    let key = |write: &Write| if let Write::NoService(key) = write { service_key::<A>(key) } else { None };
+    let keys: Vec<_> = run.iter().filter_map(key).collect();
+    sys::delete(map.fd().as_fd(), &keys)
 }
 
-fn gone_service<K>(write: &Write, key_of: fn(&FrontendKey) -> Option<K>) -> Option<K> {
-    if let Write::NoService(key) = write { key_of(key) } else { None }
-}
-
-fn v4_entry(row: &Backend) -> Option<BackendEntry<[u8; 4]>> {
-    if let IpAddr::V4(addr) = row.addr { Some(row.v4(addr)) } else { None }
-}
-
-fn v6_entry(row: &Backend) -> Option<BackendEntry<[u8; 16]>> {
-    if let IpAddr::V6(addr) = row.addr { Some(row.v6(addr)) } else { None }
-}
-
-fn backend_of<A: Address>(
-    write: &Write,
-    entry_of: fn(&Backend) -> Option<BackendEntry<A>>,
-) -> Option<(u32, BackendEntry<A>)> {
-    match write {
-        Write::Backend(id, row) => entry_of(row).map(|entry| (*id, entry)),
+fn put_backends<A: MapFamily>(map: &Segments, run: &[Write]) -> Result<(), Stopped> {
+    let row = |write: &Write| match write {
+        Write::Backend(id, row) => Some((*id, row.with(A::of_ip(row.addr)?))),
         Write::NoBackend(id, _) => Some((*id, BackendEntry::FREE)),
         _ => None,
-    }
+    };
+    let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(row).unzip();
+    map.update(&keys, &values)
 }

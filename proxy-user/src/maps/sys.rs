@@ -1,32 +1,15 @@
-//! Batch operations on map elements, for which aya has no calls.
+//! bpf(2): the call itself, and the commands for maps that aya does not have.
 
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
 use std::{fs, io};
 
 use aya::maps::{MapData, MapError};
-use aya_obj::generated::bpf_map_info;
+use aya_obj::generated::{bpf_attr, bpf_cmd, bpf_map_info, bpf_map_type};
 use proxy_common::abi::Plain;
-
-/// `BPF_MAP_LOOKUP_BATCH`, `BPF_MAP_UPDATE_BATCH`, `BPF_MAP_DELETE_BATCH` of `enum bpf_cmd` (uapi/linux/bpf.h).
-const LOOKUP_BATCH: libc::c_long = 24;
-const UPDATE_BATCH: libc::c_long = 26;
-const DELETE_BATCH: libc::c_long = 27;
-
-/// The `batch` member of `union bpf_attr` (uapi/linux/bpf.h).
-#[repr(C)]
-struct Attr {
-    in_batch: u64,
-    out_batch: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map_fd: u32,
-    elem_flags: u64,
-    flags: u64,
-}
 
 /// A batch that stopped in the middle.
 pub(super) struct Stopped {
@@ -36,35 +19,63 @@ pub(super) struct Stopped {
     pub(super) source: io::Error,
 }
 
-/// Runs a command, and returns its result; `T` is the part of `union bpf_attr` that it reads, with valid buffers.
-fn run<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
-    // SAFETY: `attr` is a valid `bpf_attr` of the size given; the callers make sure that its buffers are valid.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+/// Returns an attribute of bpf(2) that is zero: the caller sets the fields that differ.
+pub fn attr() -> bpf_attr {
+    // SAFETY: a union of numbers, for which zeros are valid.
+    unsafe { zeroed() }
 }
 
-/// Runs a command that creates a file descriptor.
-fn new_fd<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
-    let fd = run(command, attr)?;
-    // SAFETY: a new descriptor of ours; the kernel sets `O_CLOEXEC`.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+/// Runs a command of bpf(2), and returns its result.
+///
+/// # Safety
+/// `attr` began as [`attr`], and its pointers are valid for what the command reads and writes.
+pub unsafe fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
+    // SAFETY: the caller guarantees the pointers; the kernel reads and writes no more of `attr` than its size.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as libc::c_int, &raw mut *attr, size_of::<bpf_attr>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<()> {
-    run(command, attr).map(drop)
+/// Runs a command of bpf(2) that returns a new file descriptor.
+///
+/// # Safety
+/// As [`bpf`], and `command` returns a file descriptor.
+pub unsafe fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+    // SAFETY: the caller guarantees the same; the kernel has just returned the descriptor, and nothing else owns it.
+    unsafe { Ok(OwnedFd::from_raw_fd(bpf(command, attr)?)) }
 }
 
-fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
-    Attr {
-        in_batch: 0,
-        out_batch: 0,
-        keys,
-        values,
-        count: count as u32,
-        map_fd: fd.as_raw_fd().cast_unsigned(),
-        elem_flags: 0,
-        flags: 0,
+/// Returns the name of a map or a program as the kernel keeps it: up to 15 bytes, and a zero.
+pub fn kernel_name(name: &str) -> [libc::c_char; 16] {
+    let mut kept = [0; 16];
+    for (to, from) in kept.iter_mut().take(15).zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
     }
+    kept
+}
+
+/// Returns a descriptor of the object with this id, by one of the commands `BPF_*_GET_FD_BY_ID`.
+pub(crate) fn fd_by_id(command: bpf_cmd, id: u32) -> io::Result<OwnedFd> {
+    let mut attr = attr();
+    attr.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
+    // SAFETY: these commands read numbers, and return a descriptor.
+    unsafe { bpf_fd(command, &mut attr) }
+}
+
+/// Reads what the kernel tells about an object; `T` is the structure for objects of its kind.
+///
+/// # Safety
+/// `T` consists of numbers and unions of numbers.
+pub(crate) unsafe fn info<T>(object: BorrowedFd<'_>) -> io::Result<T> {
+    // SAFETY: zeros are valid numbers.
+    let mut info: T = unsafe { zeroed() };
+    let mut attr = attr();
+    attr.info.bpf_fd = object.as_raw_fd().cast_unsigned();
+    attr.info.info_len = size_of::<T>() as u32;
+    attr.info.info = (&raw mut info) as u64;
+    // SAFETY: `info` has the given length and outlives the call.
+    unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }.map(|_| info)
 }
 
 /// Returns the error of the system call that failed, or an error without a number.
@@ -84,6 +95,22 @@ pub(crate) fn mount_point(pin: &Path) -> PathBuf {
     real.ancestors().find(is_mount).unwrap_or(&real).to_owned()
 }
 
+/// `BPF_FS_MAGIC` of `include/uapi/linux/magic.h`.
+const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
+/// The way out if the agent's maps are on another bpffs.
+pub(crate) const GIVE_BPFFS: &str =
+    "give the mount point that the agent uses with --bpffs; in a container, mount the host's BPF file system";
+
+/// Whether a bpffs is mounted at `path`.
+pub fn is_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
+}
+
+/// Returns the sentence about a bpffs that is not mounted.
+pub(crate) fn no_bpffs(path: &Path) -> String {
+    format!("no BPF file system is mounted at {}: pinned maps and programs cannot be read", path.display())
+}
+
 /// Returns the sentence about a bpffs that is mounted read-only.
 pub(crate) fn read_only(mount: &Path) -> String {
     let mount = mount.display();
@@ -99,86 +126,34 @@ pub(super) fn pinned(folder: &Path, name: &str) -> io::Result<MapData> {
 
 /// Creates a map of maps with this number of elements, for maps like `inner`.
 pub(super) fn create_outer(name: &str, max_entries: u32, inner: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    /// `BPF_MAP_CREATE` of `enum bpf_cmd`.
-    const CREATE: libc::c_long = 0;
-    /// The kernel keeps 15 bytes of a name, and a zero.
-    const NAME: usize = 16;
-    #[repr(C)]
-    struct MapCreate {
-        map_type: u32,
-        key_size: u32,
-        value_size: u32,
-        max_entries: u32,
-        map_flags: u32,
-        inner_map: u32,
-        numa_node: u32,
-        name: [u8; NAME],
-    }
-    let word = size_of::<u32>() as u32;
-    let mut attr = MapCreate {
-        map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32,
-        key_size: word,
-        value_size: word,
-        max_entries,
-        map_flags: 0,
-        inner_map: inner.as_raw_fd().cast_unsigned(),
-        numa_node: 0,
-        name: [0; NAME],
-    };
-    for (to, from) in attr.name.iter_mut().take(NAME - 1).zip(name.bytes()) {
-        *to = from;
-    }
-    new_fd(CREATE, &mut attr)
+    let mut attr = attr();
+    attr.__bindgen_anon_1.map_name = kernel_name(name);
+    attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
+    attr.__bindgen_anon_1.key_size = size_of::<u32>() as u32;
+    attr.__bindgen_anon_1.value_size = size_of::<u32>() as u32;
+    attr.__bindgen_anon_1.max_entries = max_entries;
+    attr.__bindgen_anon_1.inner_map_fd = inner.as_raw_fd().cast_unsigned();
+    // SAFETY: the command reads numbers, and returns a descriptor.
+    unsafe { bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr) }
 }
 
 /// Loads type information into the kernel.
-pub(crate) fn load_btf(bytes: &[u8]) -> io::Result<OwnedFd> {
-    /// `BPF_BTF_LOAD` of `enum bpf_cmd`.
-    const LOAD: libc::c_long = 18;
-    #[repr(C)]
-    struct BtfLoad {
-        bytes: u64,
-        log: u64,
-        size: u32,
-        log_size: u32,
-        log_level: u32,
-        padding: u32,
-    }
-    let size = bytes.len() as u32;
-    let mut attr =
-        BtfLoad { bytes: bytes.as_ptr() as u64, log: 0, size, log_size: 0, log_level: 0, padding: 0 };
-    new_fd(LOAD, &mut attr)
+pub fn load_btf(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let mut attr = attr();
+    attr.__bindgen_anon_7.btf = bytes.as_ptr() as u64;
+    attr.__bindgen_anon_7.btf_size = bytes.len() as u32;
+    // SAFETY: the bytes outlive the call, which returns a descriptor.
+    unsafe { bpf_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr) }
 }
 
 /// Returns what a further map like this one needs: its properties, and its type information if it has some and the kernel
 /// lets this process have it.
 pub(crate) fn definition(map: BorrowedFd<'_>) -> io::Result<(aya_obj::Map, Option<OwnedFd>)> {
-    /// `BPF_OBJ_GET_INFO_BY_FD` and `BPF_BTF_GET_FD_BY_ID` of `enum bpf_cmd`.
-    const INFO: libc::c_long = 15;
-    const BTF_BY_ID: libc::c_long = 19;
-    #[repr(C)]
-    struct GetInfo {
-        fd: u32,
-        size: u32,
-        info: u64,
-    }
-    #[repr(C)]
-    struct ById {
-        id: u32,
-        next: u32,
-        flags: u32,
-    }
-    // SAFETY: a structure of numbers, for which zeros are valid.
-    let mut info: bpf_map_info = unsafe { std::mem::zeroed() };
-    let mut attr = GetInfo {
-        fd: map.as_raw_fd().cast_unsigned(),
-        size: size_of::<bpf_map_info>() as u32,
-        info: &raw mut info as u64,
-    };
-    run(INFO, &mut attr)?;
+    // SAFETY: a structure of numbers.
+    let mut info: bpf_map_info = unsafe { info(map) }?;
     let btf = match info.btf_id {
         0 => None,
-        id => match new_fd(BTF_BY_ID, &mut ById { id, next: 0, flags: 0 }) {
+        id => match fd_by_id(bpf_cmd::BPF_BTF_GET_FD_BY_ID, id) {
             // The kernel asks for CAP_SYS_ADMIN, which an agent in a container does not have.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => None,
             btf => Some(btf?),
@@ -190,10 +165,48 @@ pub(crate) fn definition(map: BorrowedFd<'_>) -> io::Result<(aya_obj::Map, Optio
     Ok((aya_obj::parse_map_info(info, aya_obj::maps::PinningType::None), btf))
 }
 
-/// Returns how many elements of a batch the kernel did. If the kernel refused the whole batch, it leaves `count` unchanged.
-fn done(attr: &Attr, asked: usize) -> usize {
-    let count = attr.count as usize;
-    if count >= asked { 0 } else { count }
+/// Runs a batch command, whose buffers hold `count` elements; returns the number that the kernel left there, and the result.
+/// `place` is where a lookup begins, and where the kernel writes where the next one begins.
+///
+/// # Safety
+/// The pointers are valid for `count` elements of the map; null stands for a buffer that the command does not use.
+unsafe fn batch<K, V, P>(
+    command: bpf_cmd,
+    fd: BorrowedFd<'_>,
+    (keys, values): (*const K, *const V),
+    count: usize,
+    place: (*const P, *mut P),
+) -> (usize, io::Result<()>) {
+    let mut attr = attr();
+    attr.batch.map_fd = fd.as_raw_fd().cast_unsigned();
+    attr.batch.keys = keys as u64;
+    attr.batch.values = values as u64;
+    attr.batch.count = count as u32;
+    attr.batch.in_batch = place.0 as u64;
+    attr.batch.out_batch = place.1 as u64;
+    // SAFETY: the caller guarantees the pointers. The count is a number.
+    unsafe {
+        let result = bpf(command, &mut attr);
+        (attr.batch.count as usize, result.map(drop))
+    }
+}
+
+/// Runs a batch command that changes elements; `values` is null if they are removed.
+///
+/// # Safety
+/// `values` is valid for as many elements as there are keys, or null.
+unsafe fn change<K, V>(
+    command: bpf_cmd,
+    fd: BorrowedFd<'_>,
+    keys: &[K],
+    values: *const V,
+) -> Result<(), Stopped> {
+    let place = (null::<u32>(), null_mut());
+    // SAFETY: the keys outlive the call, and the caller guarantees the values.
+    let (count, result) = unsafe { batch(command, fd, (keys.as_ptr(), values), keys.len(), place) };
+    // If the kernel refused the whole batch, it leaves the count unchanged.
+    let done = if count >= keys.len() { 0 } else { count };
+    result.map_err(|source| Stopped { done, source })
 }
 
 /// Writes elements in order; `keys` and `values` have the same length. The map's keys are `K`, its values `V`.
@@ -203,44 +216,34 @@ pub(super) fn update<K: Plain, V: Plain>(
     values: &[V],
 ) -> Result<(), Stopped> {
     let count = keys.len().min(values.len());
-    if count == 0 {
-        return Ok(());
+    match keys.get(..count) {
+        // SAFETY: there are at least `count` values, which outlive the call.
+        Some(keys) if count > 0 => unsafe {
+            change(bpf_cmd::BPF_MAP_UPDATE_BATCH, fd, keys, values.as_ptr())
+        },
+        _ => Ok(()),
     }
-    let mut attr = attr(fd, keys.as_ptr() as u64, values.as_ptr() as u64, count);
-    bpf(UPDATE_BATCH, &mut attr).map_err(|source| Stopped { done: done(&attr, count), source })
 }
 
 /// Writes one element. In a map of maps, the kernel then waits until no program runs that has begun before.
 pub(super) fn update_one<K: Plain, V: Plain>(fd: BorrowedFd<'_>, key: K, value: V) -> io::Result<()> {
-    /// `BPF_MAP_UPDATE_ELEM` of `enum bpf_cmd`.
-    const UPDATE: libc::c_long = 2;
-    #[repr(C)]
-    struct Element {
-        map_fd: u32,
-        padding: u32,
-        key: u64,
-        value: u64,
-        flags: u64,
-    }
-    let mut attr = Element {
-        map_fd: fd.as_raw_fd().cast_unsigned(),
-        padding: 0,
-        key: &raw const key as u64,
-        value: &raw const value as u64,
-        flags: 0,
-    };
-    run(UPDATE, &mut attr).map(drop)
+    let mut attr = attr();
+    attr.__bindgen_anon_2.map_fd = fd.as_raw_fd().cast_unsigned();
+    attr.__bindgen_anon_2.key = (&raw const key) as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw const value) as u64;
+    // SAFETY: key and value outlive the call, and have the sizes of the map's.
+    unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
 /// Removes elements of a hash map in order; an element that does not exist counts as removed.
 pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Stopped> {
     let mut from = 0;
     while let Some(rest) = keys.get(from..).filter(|rest| !rest.is_empty()) {
-        let mut attr = attr(fd, rest.as_ptr() as u64, 0, rest.len());
-        match bpf(DELETE_BATCH, &mut attr) {
+        // SAFETY: the command takes no values.
+        match unsafe { change(bpf_cmd::BPF_MAP_DELETE_BATCH, fd, rest, null::<u8>()) } {
             Ok(()) => break,
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => from += done(&attr, rest.len()) + 1,
-            Err(source) => return Err(Stopped { done: from + done(&attr, rest.len()), source }),
+            Err(Stopped { done, source }) if source.raw_os_error() == Some(libc::ENOENT) => from += done + 1,
+            Err(Stopped { done, source }) => return Err(Stopped { done: from + done, source }),
         }
     }
     Ok(())
@@ -271,7 +274,7 @@ pub(super) fn lookup_after<K: Plain, V: Plain, P: Plain + PartialEq>(
     enough: usize,
 ) -> io::Result<Part<K, V, P>> {
     let mut found = Vec::new();
-    let next = batches(fd, from, enough, |keys: &[K], values: &[V]| {
+    let next = batches(fd, from, (CHUNK, enough), 1, |keys: &[K], values: &[V]| {
         found.extend(keys.iter().copied().zip(values.iter().copied()));
     })?;
     Ok((found, next))
@@ -280,7 +283,7 @@ pub(super) fn lookup_after<K: Plain, V: Plain, P: Plain + PartialEq>(
 /// Counts the elements of a map, by the rules of [`lookup`].
 pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut count = 0;
-    batches(fd, None::<u32>, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
+    batches(fd, None::<u32>, (CHUNK, usize::MAX), 1, |keys: &[K], _: &[V]| count += keys.len())?;
     Ok(count)
 }
 
@@ -297,48 +300,24 @@ pub(super) fn lookup_per_cpu<V: Plain>(
 ) -> io::Result<()> {
     // The kernel rounds the value of each CPU up to eight bytes.
     const { assert!(size_of::<V>().is_multiple_of(8)) };
-    let chunk = (PER_CPU_BYTES / (cpus * size_of::<V>())).clamp(1, (end as usize).max(1));
-    let (mut keys, mut values) = (Vec::<u32>::with_capacity(chunk), Vec::<V>::with_capacity(chunk * cpus));
-    let mut place: Option<u32> = None;
-    loop {
-        keys.clear();
-        values.clear();
-        let mut next = 0u32;
-        let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
-        attr.in_batch = place.as_ref().map_or(0, |place| std::ptr::from_ref(place) as u64);
-        attr.out_batch = (&raw mut next) as u64;
-        let is_end = match bpf(LOOKUP_BATCH, &mut attr) {
-            Ok(()) => false,
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
-            Err(error) => return Err(error),
-        };
-        let count = (attr.count as usize).min(chunk);
-        // SAFETY: the kernel filled `count` keys, and the values of all CPUs for each, within the capacity; both types are
-        // `Plain`.
-        unsafe {
-            keys.set_len(count);
-            values.set_len(count * cpus);
-        }
-        for (key, values) in keys.iter().zip(values.chunks_exact(cpus)).filter(|(key, _)| **key < end) {
-            take(*key, values);
-        }
-        if is_end || count == 0 || keys.last().is_none_or(|last| last + 1 >= end) {
-            return Ok(());
-        }
-        place = Some(next);
-    }
+    let chunk = (PER_CPU_BYTES / (cpus * size_of::<V>())).max(1);
+    batches(fd, None::<u32>, (chunk, end as usize), cpus, |keys: &[u32], values| {
+        keys.iter().zip(values.chunks_exact(cpus)).for_each(|(key, values)| take(*key, values));
+    })
+    .map(drop)
 }
 
-/// Passes the elements of a map to `take` in batches, until there are `enough` of them or none is left; `from` and the
-/// result are as in [`Part`].
+/// Passes the elements of a map to `take` in batches of `chunk`, until there are `enough` of them or none is left; `from` and
+/// the result are as in [`Part`]. Each key has `per` values.
 fn batches<K: Plain, V: Plain, P: Plain + PartialEq>(
     fd: BorrowedFd<'_>,
     from: Option<P>,
-    enough: usize,
+    (chunk, enough): (usize, usize),
+    per: usize,
     mut take: impl FnMut(&[K], &[V]),
 ) -> io::Result<Option<P>> {
-    let mut chunk = CHUNK.min(enough);
-    let (mut keys, mut values) = (Vec::<K>::with_capacity(chunk), Vec::<V>::with_capacity(chunk));
+    let mut chunk = chunk.min(enough);
+    let (mut keys, mut values) = (Vec::<K>::new(), Vec::<V>::new());
     // The kernel's position in the map: four bytes for arrays and hash maps, a key for tries.
     let mut place = from;
     let mut found = 0;
@@ -346,12 +325,13 @@ fn batches<K: Plain, V: Plain, P: Plain + PartialEq>(
         keys.clear();
         values.clear();
         keys.reserve_exact(chunk);
-        values.reserve_exact(chunk);
+        values.reserve_exact(chunk * per);
         let mut next = MaybeUninit::<P>::zeroed();
-        let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
-        attr.in_batch = place.as_ref().map_or(0, |place| std::ptr::from_ref(place) as u64);
-        attr.out_batch = next.as_mut_ptr() as u64;
-        let end = match bpf(LOOKUP_BATCH, &mut attr) {
+        let places = (place.as_ref().map_or(null(), std::ptr::from_ref), next.as_mut_ptr());
+        let buffers = (keys.as_mut_ptr().cast_const(), values.as_mut_ptr().cast_const());
+        // SAFETY: both buffers have the capacity for `chunk` elements, and outlive the call like the two places.
+        let (count, result) = unsafe { batch(bpf_cmd::BPF_MAP_LOOKUP_BATCH, fd, buffers, chunk, places) };
+        let end = match result {
             Ok(()) => false,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
             Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
@@ -361,11 +341,11 @@ fn batches<K: Plain, V: Plain, P: Plain + PartialEq>(
             }
             Err(error) => return Err(error),
         };
-        let count = (attr.count as usize).min(chunk);
-        // SAFETY: the kernel filled `count` keys and values, within the capacity, and both types are `Plain`.
+        let count = count.min(chunk);
+        // SAFETY: the kernel filled `count` keys and their values, within the capacity, and both types are `Plain`.
         unsafe {
             keys.set_len(count);
-            values.set_len(count);
+            values.set_len(count * per);
         }
         // SAFETY: it is zero or what the kernel wrote, and every bit pattern is a valid value.
         let next = unsafe { next.assume_init() };

@@ -100,15 +100,7 @@ impl Reading {
         gauge(e, "ballast_map_capacity", "Maximum number of map entries", capacity)?;
         let memory = self.overview.maps.iter().filter_map(|row| Some((map(row), row.memory?)));
         gauge(e, "ballast_map_memory_bytes", "Kernel memory of the map", memory)?;
-        let states = [
-            FlowState::Unreplied,
-            FlowState::HalfOpen,
-            FlowState::Established,
-            FlowState::Closing,
-            FlowState::Closed,
-            FlowState::Expired,
-        ];
-        let flows = states.into_iter().map(|state| {
+        let flows = FlowState::ALL.into_iter().map(|state| {
             (
                 vec![("state", state.label().to_owned())],
                 self.overview.flows.states.get(&state).copied().unwrap_or_default(),

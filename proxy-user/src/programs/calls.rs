@@ -8,7 +8,7 @@ use std::fs;
 
 use aya::Ebpf;
 use aya::maps::ProgramArray;
-use aya::programs::{Program, SchedClassifier};
+use aya::programs::SchedClassifier;
 use proxy_common::map_names as names;
 
 use super::bpf::Link;
@@ -16,7 +16,7 @@ use super::clsact;
 use super::error::Error;
 use super::hooks::Direction;
 use super::pins::{self, Paths};
-use super::program::{program_mut, refused};
+use super::program::{self, program_mut, refused};
 use crate::host::netlink::Netlink;
 
 /// Puts the programs of [`names::TAIL_CALL_TARGETS`], which are loaded, into the array.
@@ -58,10 +58,7 @@ pub(super) fn keep(ebpf: &Ebpf, paths: &Paths) -> Result<(), Error> {
 
 /// Returns the ids of those packet programs of an object that are attached to devices.
 pub(super) fn users(ebpf: &Ebpf) -> BTreeSet<u32> {
-    let id = |direction: Direction| match ebpf.program(direction.program()) {
-        Some(Program::SchedClassifier(program)) => program.info().ok().map(|info| info.id()),
-        _ => None,
-    };
+    let id = |direction: Direction| program::info(ebpf, direction.program()).map(|info| info.id());
     Direction::ALL.into_iter().filter_map(id).collect()
 }
 

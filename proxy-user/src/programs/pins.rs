@@ -25,16 +25,11 @@ use crate::maps::segments;
 
 /// Ballast's directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
-/// `BPF_FS_MAGIC` of `include/uapi/linux/magic.h`.
-const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
 
 /// The network namespace of this thread, as a file that can be locked.
 pub(super) const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// Whether a bpffs is mounted at `path`.
-pub fn is_bpffs(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
-}
+pub use crate::maps::sys::is_bpffs;
 
 /// Mounts a bpffs at `path` unless there is one; returns whether it did.
 pub fn ensure_bpffs(path: &Path) -> Result<bool, Error> {

@@ -12,17 +12,8 @@ use super::error::Error;
 
 /// Returns the descriptor of a loaded program.
 pub(super) fn program<'a>(ebpf: &'a Ebpf, name: &'static str) -> Result<BorrowedFd<'a>, Error> {
-    let missing = || Error::Incomplete { kind: "program", name };
-    let program = ebpf.program(name).ok_or_else(missing)?;
-    let fd = match program {
-        Program::CgroupSock(program) => program.fd(),
-        Program::CgroupSockAddr(program) => program.fd(),
-        Program::SockOps(program) => program.fd(),
-        Program::SchedClassifier(program) => program.fd(),
-        Program::Xdp(program) => program.fd(),
-        _ => return Err(missing()),
-    };
-    Ok(fd.map_err(|source| Error::rejected(name, &source))?.as_fd())
+    let program = ebpf.program(name).ok_or(Error::Incomplete { kind: "program", name })?;
+    Ok(program.fd().map_err(refused(name))?.as_fd())
 }
 
 pub(super) fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
@@ -39,14 +30,7 @@ where
 
 /// Returns the kernel's information about a program.
 pub(super) fn info(ebpf: &Ebpf, name: &str) -> Option<ProgramInfo> {
-    match ebpf.program(name)? {
-        Program::CgroupSock(program) => program.info().ok(),
-        Program::CgroupSockAddr(program) => program.info().ok(),
-        Program::SockOps(program) => program.info().ok(),
-        Program::SchedClassifier(program) => program.info().ok(),
-        Program::Xdp(program) => program.info().ok(),
-        _ => None,
-    }
+    ebpf.program(name)?.info().ok()
 }
 
 /// Threads that call the verifier, including the calling thread. The two largest programs take half of the time.

@@ -197,7 +197,7 @@ pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
         }),
         report,
         is_denied: matches!(maps, Err(ViewError::Denied { .. })),
-        owner: (!matches!(maps, Err(ViewError::Nothing { .. })))
+        owner: (!matches!(maps, Err(ViewError::Nothing { .. } | ViewError::NoBpffs { .. })))
             .then(|| programs::require_owner_of(bpffs).map_err(|error| error.to_string())),
         maps: maps.map_err(|error| error.to_string()),
         attachments: programs::attachments(bpffs),

@@ -23,14 +23,8 @@ struct Document<'a> {
 
 #[derive(Serialize)]
 struct CheckJson<'a> {
-    group: &'static str,
-    /// Stable name of the check.
-    check: &'static str,
-    /// `pass`, `warn`, `fail`.
-    outcome: CheckResult,
-    seen: &'a str,
-    /// What to do; `null` if the check passes.
-    advice: Option<&'a str>,
+    #[serde(flatten)]
+    line: &'a CheckLine,
     link: String,
 }
 
@@ -52,7 +46,7 @@ pub fn render(
         Output::Short => short(lines),
         Output::Name => lines.iter().flat_map(|line| [line.check, "\n"]).collect(),
         Output::Json | Output::Yaml | Output::Otlp => {
-            let element = |line| CheckJson::from(line);
+            let element = |line| CheckJson { line, link: CheckLine::link(line) };
             let document_of = Document {
                 ok: !lines.iter().any(CheckLine::fails),
                 passed: count(lines, CheckResult::Pass),
@@ -63,14 +57,6 @@ pub fn render(
             document(&document_of, output)?
         }
     })
-}
-
-impl<'a> From<&'a CheckLine> for CheckJson<'a> {
-    fn from(line: &'a CheckLine) -> Self {
-        let CheckLine { group, check, outcome, seen, advice } = line;
-        let advice = Some(advice.as_str()).filter(|advice| !advice.is_empty());
-        Self { group, check, outcome: *outcome, seen, advice, link: line.link() }
-    }
 }
 
 /// Returns the sign of an outcome, and its colour.

@@ -67,7 +67,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.path.candidates = found.filter(|one: &Candidate| met.insert(one.id)).collect();
         let count = self.path.candidates.iter().filter(|one| one.serves).count();
         let how = Algorithm::from_number(service.algorithm).unwrap_or_default();
-        self.step("endpoints", format!("selects one of {count}, {}", manner(how)));
+        let found = match count {
+            1 => "selects the only one".to_owned(),
+            _ => format!("selects one of {count}, {}", manner(how)),
+        };
+        self.step("endpoints", found);
         let is_skipped = |one: &Candidate| note(&self.rules.common, one.id, &one.address, client);
         let ejects = service.flags & SERVICE_EJECTS != 0;
         let skipped: Vec<_> = self.path.candidates.iter().filter_map(is_skipped).filter(|_| ejects).collect();

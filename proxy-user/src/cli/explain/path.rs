@@ -18,6 +18,7 @@ use proxy_common::service::{
     KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, SERVICE_NO_SOCKETS, ServiceEntry, ServiceKey,
 };
 use proxy_common::{Address, PROTO_SCTP, PROTO_UDP};
+use proxy_core::model::plural::plural;
 use proxy_core::model::settings::MeshPorts;
 
 use super::choice::{DSR, NETFILTER, OWN, word};
@@ -39,13 +40,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let found = match path.outcome {
             PathOutcome::Refused(reason) if reason.verdict() == Verdict::Reject && is_left && !fails => {
                 path.outcome = PathOutcome::Untouched;
-                if reason == Reason::UndefinedPort {
-                    "connect(2) succeeds, since it sends nothing; a message of a pod continues untranslated, and the packet hooks \
-                     refuse it"
-                } else {
-                    "connect(2) fails immediately; a message of a pod's unconnected socket continues untranslated, and the packet \
-                     hooks refuse it"
-                }
+                "connect(2) succeeds, since it sends nothing; a message of a pod continues untranslated, and the packet hooks \
+                 refuse it"
             }
             PathOutcome::Refused(Reason::UndefinedPort) if is_udp && !fails => {
                 "connect(2) succeeds, since it sends nothing; a message of an unconnected socket fails immediately"
@@ -64,8 +60,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
 
     fn socket_rules(mut self, client: Client, from: Option<A>) -> Path {
         if self.key.proto == PROTO_SCTP {
-            self.step("hook", "the kernel calls no socket hook for SCTP");
-            return self.end(PathOutcome::Untouched);
+            return self.untouched("hook", "the kernel calls no socket hook for SCTP");
         }
         if let Some(from) = from
             && !self.rules.node_addrs.contains_key(&from)
@@ -80,22 +75,19 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let of_node = self.is_of_node(client, from);
         let flags = self.rules.common.config.flags;
         if flags & CONFIG_SOCKET_LB_OFF != 0 {
-            self.step("socket lb", "off: packets are translated, not sockets");
-            return self.end(PathOutcome::Untouched);
+            return self.untouched("socket lb", "off: packets are translated, not sockets");
         } else if flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !of_node {
-            self.step("socket lb", "host-only: for pods, packets are translated, not sockets");
-            return self.end(PathOutcome::Untouched);
+            return self.untouched("socket lb", "host-only: for pods, packets are translated, not sockets");
         } else if flags & CONFIG_POD_UDP_BY_PACKETS != 0
             && self.key.proto == PROTO_UDP
             && !of_node
             && self.is_attended()
         {
-            self.step(
+            return self.untouched(
                 "socket lb",
                 "without `ballast end-udp-sockets`, packets of connected UDP sockets of pods are translated, not the sockets; \
                  sendto(2) on other sockets is translated",
             );
-            return self.end(PathOutcome::Untouched);
         }
         if !self.passes_prefilter(&decide::host_address(&self.key.addr)) {
             return self.end(PathOutcome::Untouched);
@@ -107,42 +99,33 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 self.step("source ranges", "this node's own address is in the list");
             }
             SocketSource::Allowed => self.step("source ranges", "the Service has no source ranges"),
-            SocketSource::LeftToPackets if of_node && service.slot_count != 0 => {
-                self.step(
-                    "socket lb",
-                    "endpoints joined or left lately: new connections of the node itself are left to the packet hooks, which hide \
-                     the refusal of an endpoint that has just ended",
-                );
-                return self.end(PathOutcome::Untouched);
-            }
-            SocketSource::LeftToPackets if of_node => {
-                self.step(
-                    "endpoints",
-                    "none: the call of the node itself is for the process that listens on this port, if there is one",
-                );
-                return self.end(PathOutcome::Untouched);
-            }
-            SocketSource::LeftToPackets if service.flags & SERVICE_NO_SOCKETS != 0 => {
-                self.step(
-                    "socket lb",
-                    "the Service's annotation leaves the sockets of pods to the packet hooks",
-                );
-                return self.end(PathOutcome::Untouched);
-            }
-            SocketSource::LeftToPackets if !decide::has_source_ranges(&service) => {
-                self.step(
-                    "socket lb",
-                    "endpoints joined or left lately: new connections of pods are left to the packet hooks, which hide the \
-                     refusal of an endpoint that has just ended",
-                );
-                return self.end(PathOutcome::Untouched);
-            }
             SocketSource::LeftToPackets => {
-                self.step(
-                    "source ranges",
-                    "the socket of a pod has no source address yet: the packet hooks decide",
-                );
-                return self.end(PathOutcome::Untouched);
+                let (rule, why) = if of_node && service.slot_count != 0 {
+                    (
+                        "socket lb",
+                        "endpoints joined or left lately: new connections of the node itself are left to the packet hooks, which hide \
+                         the refusal of an endpoint that has just ended",
+                    )
+                } else if of_node {
+                    (
+                        "endpoints",
+                        "none: the call of the node itself is for the process that listens on this port, if there is one",
+                    )
+                } else if service.flags & SERVICE_NO_SOCKETS != 0 {
+                    ("socket lb", "the Service's annotation leaves the sockets of pods to the packet hooks")
+                } else if !decide::has_source_ranges(&service) {
+                    (
+                        "socket lb",
+                        "endpoints joined or left lately: new connections of pods are left to the packet hooks, which hide the \
+                         refusal of an endpoint that has just ended",
+                    )
+                } else {
+                    (
+                        "source ranges",
+                        "the socket of a pod has no source address yet: the packet hooks decide",
+                    )
+                };
+                return self.untouched(rule, why);
             }
             SocketSource::Refused => {
                 self.step("source ranges", "this node's own address is not in the list");
@@ -186,21 +169,19 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let own = (is_sctp || is_left) && self.is_of_node(client, from);
         let from = if own { from.or(self.own_address()) } else { from };
         if own && self.rules.node_addrs.contains_key(&self.key.addr) {
-            self.step(
+            return self.untouched(
                 "hook",
                 "the address belongs to this node: its own packets to it leave through no device",
             );
-            return self.end(PathOutcome::Untouched);
         } else if own {
             let sctp = "no socket hook sees SCTP of this node";
             let why = if is_sctp { sctp } else { "the call is not translated" };
             self.step("hook", format!("{why}: the egress hooks see its packets"));
         } else if client == Client::Host {
-            self.step(
+            return self.untouched(
                 "hook",
                 "packets of this node's sockets arrive on no device: the socket hooks translate them",
             );
-            return self.end(PathOutcome::Untouched);
         }
         let whose = if own { "the node's" } else { "the pod's" };
         if !self.passes_prefilter(&{ self.key.addr }) {
@@ -264,7 +245,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             Some(match source {
                 _ if own && node_addr(addr) & NODE_ADDR_OWN != 0 => OWN,
                 _ if number != 0 => DSR,
-                Source::Kept if decide::netfilter_masquerades(&service, by_uplink, outside, config) => {
+                // Packets to processes of the node pass no POSTROUTING.
+                Source::Kept
+                    if node_addr(addr) & NODE_ADDR_OWN == 0
+                        && decide::netfilter_masquerades(&service, by_uplink, outside, config) =>
+                {
                     NETFILTER
                 }
                 source => word(source),
@@ -297,8 +282,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         if direct > 0 {
             let all = serving.len();
             let found = format!(
-                "dsr for {direct} of {all} endpoints (see SOURCE): packets are encapsulated and sent to their nodes, which \
-                 answer the client directly"
+                "dsr for {direct} of {} (see SOURCE): packets are encapsulated and sent to their nodes, which \
+                 answer the client directly",
+                plural(all, "endpoint")
             );
             self.path.steps.push(Step { rule: "forwarding", found });
         }
@@ -318,7 +304,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         // Only if endpoints differ, a step says how many it is about.
         let of = |some: usize| match some {
             some if some == count => String::new(),
-            some => format!(" for {some} of {count} endpoints (see SOURCE)"),
+            some => format!(" for {some} of {} (see SOURCE)", plural(count, "endpoint")),
         };
         if nodes > 0 && self.rules.node.source == A::ZERO {
             self.step("source address", "SNAT is needed, but this node has no address of this family");
@@ -330,7 +316,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             let ports = self.rules.common.config;
             self.step(
                 "source address",
-                format!("SNAT to {addrs}{decides}, with one of {} ports{}", ports.snat_count(), of(nodes)),
+                format!(
+                    "SNAT to {addrs}{decides}, with one of {}{}",
+                    plural(ports.snat_count(), "port"),
+                    of(nodes)
+                ),
             );
             let then = if own { "delivered to the process" } else { "forwarded to the client" };
             self.step(
@@ -445,8 +435,10 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// Returns the result if no frontend was found.
     fn no_frontend(mut self) -> Path {
         if !self.rules.node.is_service_address(&self.key.addr) {
-            self.step("service ranges", "the address is in no range of ClusterIPs: it belongs to no Service");
-            return self.end(PathOutcome::Untouched);
+            return self.untouched(
+                "service ranges",
+                "the address is in no range of ClusterIPs: it belongs to no Service",
+            );
         }
         let address = ServiceKey { port: 0, proto: 0, scope: SCOPE_INTERNAL, ..self.key };
         let entry = self.rules.services.get(&address);

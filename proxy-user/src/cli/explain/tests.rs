@@ -249,7 +249,7 @@ fn a_pod_that_is_its_own_endpoint() {
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
       source ranges   the Service has no source ranges
       affinity        by the network namespace of the pod, which `explain` does not know
-      endpoints       selects one of 1, randomly
+      endpoints       selects the only one
       reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 10.96.0.10:80/TCP
       =>              forwarded to an endpoint
         ENDPOINT         ID  WEIGHT  ON            STATE   SOURCE
@@ -262,7 +262,7 @@ fn a_pod_that_is_its_own_endpoint() {
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
       source ranges   the Service has no source ranges
       affinity        the client keeps endpoint 5
-      endpoints       selects one of 1, randomly
+      endpoints       selects the only one
       source address  SNAT to 192.0.2.1, with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:80/TCP, and it is forwarded to the client
       =>              forwarded to an endpoint
@@ -279,6 +279,9 @@ fn client_outside_of_a_local_endpoint_has_source_netfilter() {
     let answer = ask(&rules, "203.0.113.9", "10.96.0.10:80").render(Output::Wide).unwrap();
     let step = "source address  netfilter masquerades the client (--masquerade-external)\n";
     assert!(answer.contains(step) && answer.contains("serves  netfilter"), "{answer}");
+    rules.node_addrs.insert([10, 244, 0, 5], NODE_ADDR_OWN);
+    let answer = ask(&rules, "203.0.113.9", "10.96.0.10:80").render(Output::Wide).unwrap();
+    assert!(!answer.contains("netfilter"), "a process of the node: {answer}");
 }
 
 /// Returns the rules with a node port (192.0.2.1:30080) that has one scope.
@@ -318,7 +321,7 @@ fn a_node_port_from_outside_and_from_the_host() {
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
       source ranges   the Service has no source ranges
-      endpoints       selects one of 1, randomly
+      endpoints       selects the only one
       source address  SNAT to 192.0.2.1, with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 192.0.2.1:30080/TCP, and it is forwarded to the client
       =>              forwarded to an endpoint
@@ -331,7 +334,7 @@ fn a_node_port_from_outside_and_from_the_host() {
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
       source ranges   the Service has no source ranges
-      endpoints       selects one of 1, randomly
+      endpoints       selects the only one
       reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 192.0.2.1:30080/TCP
       =>              forwarded to an endpoint
         ENDPOINT         ID  WEIGHT  ON            STATE        SOURCE
@@ -357,7 +360,7 @@ fn sctp_of_the_node_itself() {
       client          inside: a process of this node
       frontend        10.96.0.10:9/SCTP, internal: default/port (id 2), ClusterIP
       source ranges   the Service has no source ranges
-      endpoints       selects one of 1, randomly
+      endpoints       selects the only one
       source address  SNAT to 192.0.2.1, with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:9/SCTP, and it is delivered to the process
       =>              forwarded to an endpoint

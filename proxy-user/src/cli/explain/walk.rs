@@ -38,6 +38,12 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         self.path
     }
 
+    /// Ends with a step after which the connection passes as it is.
+    pub(super) fn untouched(mut self, rule: &'static str, found: impl Into<String>) -> Path {
+        self.step(rule, found);
+        self.end(PathOutcome::Untouched)
+    }
+
     pub(super) fn destination(&self) -> String {
         let ServiceKey { addr, port, proto, .. } = self.key;
         format!("{}/{}", SocketAddr::new(addr.into(), port), Transport(proto))

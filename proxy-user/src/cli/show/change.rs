@@ -10,6 +10,7 @@ use crate::maps::view::{FlowRow, View};
 use proxy_cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
 use proxy_cli::selector::{AskLabels, ServiceSelector};
 use proxy_core::model::FlowState;
+use proxy_core::model::plural::plural;
 
 /// Deletes flows, and prints them.
 pub(super) fn delete_flows(
@@ -34,14 +35,13 @@ pub(super) fn delete_flows(
     let count = list.rows().len();
     out.write_all(list.render(args.format.output.output, !args.format.no_headers)?.as_bytes())?;
     let verb = if args.dry_run { "would be deleted" } else { "deleted" };
-    let noun = if count == 1 { "connection" } else { "connections" };
     let is_expired = |row: &&FlowRow| row.state == FlowState::Expired && selection.takes(row, &snapshot);
     // `flow list` does not show expired ones by default, so that the numbers differ.
     let expired = match rows.iter().filter(is_expired).count() {
         0 => String::new(),
         expired => format!(", {expired} of them expired"),
     };
-    Ok(writeln!(std::io::stderr(), "{count} {noun} {verb}{expired}")?)
+    Ok(writeln!(std::io::stderr(), "{} {verb}{expired}", plural(count, "connection"))?)
 }
 
 /// Resets the counters that these commands show.
@@ -56,5 +56,10 @@ pub(super) fn zero(args: &ServiceZeroArgs, ask: AskLabels, out: &mut impl Write)
     let mut noted = Zero::read(&zero.run_dir)?;
     let count = noted.take(&snapshot, &selector);
     let path = noted.write(&zero.run_dir)?;
-    Ok(writeln!(out, "reset the counters of {count} Service ports (stored in {})", path.display())?)
+    Ok(writeln!(
+        out,
+        "reset the counters of {} (stored in {})",
+        plural(count, "Service port"),
+        path.display()
+    )?)
 }

@@ -25,12 +25,14 @@ struct Configz {
 impl Configz {
     /// Returns the settings; a setting that was not given gets its effective value.
     fn settings(mut self) -> Vec<Origin> {
-        for origin in self.origins.iter_mut().filter(|origin| origin.value.is_empty()) {
+        // Names of flags have dashes: those that a file replaces have the value in effect.
+        let is_replaced = |origin: &Origin| origin.from.starts_with("file ") && origin.name.contains('-');
+        for origin in self.origins.iter_mut().filter(|one| one.value.is_empty() || is_replaced(one)) {
             // Fields omit a prefix that the name of their object implies: `capacities.flows` is `--max-flows`.
             let short = ["max-", "flow-timeout-"].iter().find_map(|prefix| origin.name.strip_prefix(prefix));
             let mut names = [Some(&*origin.name), short].into_iter().flatten();
             let found = names.find_map(|name| field(&self.ballast, &camel(name)));
-            origin.value = found.unwrap_or_default();
+            origin.value = found.unwrap_or_else(|| std::mem::take(&mut origin.value));
         }
         self.origins
     }

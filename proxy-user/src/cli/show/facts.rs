@@ -7,12 +7,30 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
+use serde::Serialize;
 
 use super::shared_ports::shared_ports;
 use crate::host::diag::Diag;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
 use crate::programs::{Attachment, MissingFeature, attachments, missing_features};
 use proxy_cli::value::SnatPorts;
+
+/// Numbers of what is programmed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Counts {
+    /// Service ports.
+    pub ports: usize,
+    /// Frontends.
+    pub frontends: usize,
+    /// Frontends without an endpoint.
+    pub empty: usize,
+    /// Unmanaged cluster addresses.
+    pub unmanaged: usize,
+    /// Endpoints that serve.
+    pub backends: usize,
+    /// Flows that have not expired.
+    pub flows: u64,
+}
 
 /// The facts from the pinned programs and maps.
 #[derive(Clone, Debug)]
@@ -33,18 +51,8 @@ pub struct StatusFacts {
     pub missing_features: Vec<MissingFeature>,
     /// Usage of the maps.
     pub maps: Vec<UsageRow>,
-    /// Number of Service ports.
-    pub ports: usize,
-    /// Number of frontends.
-    pub frontends: usize,
-    /// Number of frontends without an endpoint.
-    pub empty: usize,
-    /// Number of unmanaged cluster addresses.
-    pub unmanaged: usize,
-    /// Number of endpoints that serve.
-    pub backends: usize,
-    /// Number of flows that have not expired.
-    pub flows: u64,
+    /// Numbers of what is programmed.
+    pub counts: Counts,
     /// Node ports that processes of this node have bound, too, in sentences.
     pub shared_ports: Vec<String>,
     /// Counter of each reason.
@@ -73,12 +81,14 @@ impl StatusFacts {
             missing_features: missing_features(),
             maps,
             shared_ports: shared_ports(&servers, &snapshot, &view.node_addresses()?),
-            ports: snapshot.names.len(),
-            empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),
-            frontends: snapshot.frontends.len(),
-            unmanaged: snapshot.unmanaged.len(),
-            backends: snapshot.backends.values().filter(|row| row.state == BackendState::Active).count(),
-            flows: flows.live(),
+            counts: Counts {
+                ports: snapshot.names.len(),
+                frontends: snapshot.frontends.len(),
+                empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),
+                unmanaged: snapshot.unmanaged.len(),
+                backends: snapshot.backends.values().filter(|row| row.state == BackendState::Active).count(),
+                flows: flows.live(),
+            },
             reasons,
         })
     }

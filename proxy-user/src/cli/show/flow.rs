@@ -36,25 +36,12 @@ pub struct FlowSelection {
 
 /// A flow.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
 pub struct FlowJson {
     /// The Service port, with the protocol and the family of the flow.
     #[serde(flatten)]
     identity: ServiceIdentity,
-    client: SocketAddr,
-    frontend: SocketAddr,
-    backend: SocketAddr,
-    /// Source that the backend sees; the client's own if there is no SNAT.
-    source: SocketAddr,
-    backend_id: u32,
-    /// `unreplied`, `half-open`, `established`, `closing`, `closed`, `expired`.
-    state: &'static str,
-    /// `dnat`, `snat`, `dsr`, `direct`.
-    forwarding: &'static str,
-    age_seconds: f64,
-    idle_seconds: f64,
-    /// Seconds until the flow expires if no packet arrives.
-    timeout_seconds: f64,
+    #[serde(flatten)]
+    row: FlowRow,
 }
 
 /// Returns one row for each selected flow.
@@ -82,7 +69,9 @@ pub fn list(rows: &[FlowRow], snapshot: &Snapshot, selection: &FlowSelection) ->
         let name = format!("{}/{}/{}", row.protocol, row.client, row.frontend);
         // A direct flow and a translated flow may have the same client and frontend.
         let key = format!("{name} {} {}", row.backend, row.source);
-        list.push(Row { group: "flows", name, key, cells, value: element(row, snapshot) });
+        let (service, family) = (snapshot.names.get(&row.service), IpFamily::of(row.frontend.ip()));
+        let identity = ServiceIdentity::new(row.service, service, row.protocol, family);
+        list.push(Row { group: "flows", name, key, cells, value: FlowJson { identity, row: row.clone() } });
     }
     list
 }
@@ -122,7 +111,9 @@ impl FlowSelection {
     /// Whether the flow is selected.
     pub fn takes(&self, row: &FlowRow, snapshot: &Snapshot) -> bool {
         let Self { services, client, frontend, backend, protocol, state, with_expired } = self;
-        let is_at = |meant: &Option<Peer>, end: &SocketAddr| meant.is_none_or(|meant| meant.is(end));
+        let is_at = |meant: &Option<Peer>, end: &SocketAddr| {
+            meant.is_none_or(|meant| meant.is(end) && meant.has_protocol(row.protocol.0))
+        };
         (*with_expired || row.state != FlowState::Expired || *state == Some(FlowState::Expired))
             && is_at(client, &row.client)
             && is_at(frontend, &row.frontend)
@@ -130,22 +121,5 @@ impl FlowSelection {
             && protocol.is_none_or(|meant| meant.number() == row.protocol.0)
             && state.is_none_or(|meant| meant == row.state)
             && services.takes(row.service, snapshot)
-    }
-}
-
-fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
-    let (name, family) = (snapshot.names.get(&row.service), IpFamily::of(row.frontend.ip()));
-    FlowJson {
-        identity: ServiceIdentity::new(row.service, name, row.protocol, family),
-        client: row.client,
-        frontend: row.frontend,
-        backend: row.backend,
-        source: row.source,
-        backend_id: row.backend_id,
-        state: row.state.label(),
-        forwarding: row.forwarding.label(),
-        age_seconds: row.age.as_secs_f64(),
-        idle_seconds: row.idle.as_secs_f64(),
-        timeout_seconds: row.timeout.as_secs_f64(),
     }
 }

@@ -1,9 +1,6 @@
 //! `ballast map list`.
 
-use std::path::PathBuf;
-
 use proxy_common::map_names as names;
-use serde::Serialize;
 
 use super::error::ShowError;
 use crate::maps::view::UsageRow;
@@ -19,27 +16,8 @@ pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
     full && !row.kind.starts_with("lru") && !reused.contains(&row.name)
 }
 
-/// A map.
-#[derive(Debug, Serialize)]
-pub struct MapJson {
-    name: &'static str,
-    /// Id of the map in this kernel, as bpftool shows it.
-    id: u32,
-    pin: PathBuf,
-    /// The kernel's name of the type.
-    r#type: String,
-    /// `null` if all entries are always in use.
-    used: Option<u32>,
-    /// `null` if the map has one entry for each socket.
-    capacity: Option<u32>,
-    /// In bytes; `null` if the kernel does not report it.
-    memory: Option<u64>,
-    /// Flag that makes the map larger; empty if there is none.
-    setting: &'static str,
-}
-
 /// Returns one row for each map in `names`, or for every map if `names` is empty.
-pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<MapJson>, ShowError> {
+pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<UsageRow>, ShowError> {
     for asked in names {
         if !rows.iter().any(|row| row.name == asked) {
             return Err(ShowError::no_map(asked, rows.iter().map(|row| row.name)));
@@ -58,20 +36,7 @@ pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<MapJson>, ShowEr
             row.setting.to_owned(),
         ];
         let name = row.name.to_owned();
-        list.push(Row { group: "maps", key: name.clone(), name, cells, value: element(row) });
+        list.push(Row { group: "maps", key: name.clone(), name, cells, value: row.clone() });
     }
     Ok(list)
-}
-
-pub(super) fn element(row: &UsageRow) -> MapJson {
-    MapJson {
-        name: row.name,
-        id: row.id,
-        pin: row.pin.clone(),
-        r#type: row.kind.clone(),
-        used: row.used,
-        capacity: (row.capacity != 0).then_some(row.capacity),
-        memory: row.memory,
-        setting: row.setting,
-    }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use proxy_cli::selector::ServiceSelector;
 use proxy_common::stats::ServiceStats;
+use proxy_core::model::plural::plural;
 use serde::Serialize;
 
 use super::backend::{Draining, draining};
@@ -29,16 +30,7 @@ pub enum ServiceRowJson {
     /// A frontend.
     Frontend(Box<FrontendJson>),
     /// An unmanaged cluster address.
-    Unmanaged(UnmanagedJson),
-}
-
-/// An unmanaged cluster address.
-#[derive(Debug, Serialize)]
-pub struct UnmanagedJson {
-    /// `10.96.0.10`.
-    address: IpAddr,
-    /// `own-address`: this node has the address; `other-proxy`: another proxy serves it.
-    reason: &'static str,
+    Unmanaged(UnmanagedRow),
 }
 
 /// A frontend.
@@ -87,14 +79,13 @@ pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<ServiceRowJ
     });
     let mut list = frontend_rows(&rows, &ByService::new(snapshot), true);
     // The maps do not contain the names of their Services, so only an unfiltered list shows these addresses.
-    let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| selector.is_all());
-    for (value, row) in unnamed {
+    for row in snapshot.unmanaged.iter().filter(|_| selector.is_all()) {
         let address = row.address.to_string();
         let note = format!("<none> (unmanaged: {})", row.why());
         let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
         let unknown = std::iter::repeat_n("-".to_owned(), 6);
         let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
-        let (key, value) = (row.address.to_string(), ServiceRowJson::Unmanaged(value));
+        let (key, value) = (row.address.to_string(), ServiceRowJson::Unmanaged(*row));
         list.push(Row { group: "unmanaged", name: String::new(), key, cells, value });
     }
     list
@@ -129,19 +120,13 @@ fn frontend_rows(rows: &[&FrontendRow], snapshot: &ByService<'_>, with_names: bo
     list
 }
 
-fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
-    let reason = |is_own| if is_own { "own-address" } else { "other-proxy" };
-    let element = |row: &UnmanagedRow| UnmanagedJson { address: row.address, reason: reason(row.is_own) };
-    snapshot.unmanaged.iter().map(element).collect()
-}
-
 /// `{"ports": [...], "unmanaged": [...]}`: one element for each port and address family; and the unmanaged cluster addresses of
 /// all Services.
 #[derive(Serialize)]
-struct ShowJson {
+struct ShowJson<'a> {
     ports: Vec<PortJson>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    unmanaged: Vec<UnmanagedJson>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    unmanaged: &'a [UnmanagedRow],
 }
 
 #[derive(Serialize)]
@@ -204,7 +189,7 @@ pub fn show(
     }
     if output.is_document() {
         let ports = ports.into_iter().map(|(id, name)| port_json(*id, name, snapshot, of_name(name)));
-        return Ok(document(&ShowJson { ports: ports.collect(), unmanaged: unmanaged(snapshot) }, output)?);
+        return Ok(document(&ShowJson { ports: ports.collect(), unmanaged: &snapshot.unmanaged }, output)?);
     }
     let parts = ports
         .into_iter()
@@ -269,10 +254,10 @@ fn port_text(
     let _ = writeln!(text, "Connections:  {}", stats.connections);
     let _ = writeln!(
         text,
-        "Packets:      {} to endpoints ({}), {} replies ({})",
+        "Packets:      {} to endpoints ({}), {} ({})",
         stats.packets,
         bytes(stats.bytes),
-        stats.reply_packets,
+        plural(stats.reply_packets, "reply"),
         bytes(stats.reply_bytes)
     );
     let mut refusals = refusals(snapshot, id).filter(|(_, count)| *count > 0).peekable();

@@ -9,11 +9,12 @@ use ipnet::IpNet;
 use proxy_common::map_names as map;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::version::ABI_VERSION;
+use proxy_core::model::plural::plural;
 use serde::Serialize;
 
 use super::error::ShowError;
+use super::facts::Counts;
 pub use super::facts::StatusFacts;
-use super::map::MapJson;
 use super::probe::AgentState;
 use crate::cli::check::facts::{Installed, Others};
 use crate::cli::check::judge;
@@ -50,14 +51,14 @@ struct StatusJson<'a> {
     xdp: &'a [XdpDevice],
     /// Resident memory of the agent in bytes, without the maps; `null` if it was not queried.
     resident: Option<u64>,
-    maps: Vec<MapJson>,
+    maps: &'a [UsageRow],
     /// Source ports for SNAT.
     snat_ports: Option<&'a str>,
     /// Addresses on which node ports answer.
     node_ports: &'a [IpAddr],
     /// Ranges of Service addresses, whose unused addresses and ports are refused.
     service_cidrs: Vec<String>,
-    counts: Option<CountsJson>,
+    counts: Option<&'a Counts>,
     /// Node ports that processes of this node have bound, too, in sentences.
     shared_node_ports: &'a [String],
     /// By label; reasons with the count 0 are omitted.
@@ -91,17 +92,6 @@ struct AttachmentJson<'a> {
     attached: bool,
     runs: u64,
     run_seconds: f64,
-}
-
-#[derive(Serialize)]
-struct CountsJson {
-    ports: usize,
-    frontends: usize,
-    /// Frontends without endpoints.
-    empty: usize,
-    unmanaged: usize,
-    backends: usize,
-    flows: u64,
 }
 
 #[derive(Serialize)]
@@ -158,20 +148,13 @@ impl Status {
             api_servers: &self.installed.report.api_servers,
             xdp: &self.installed.report.xdp,
             resident: self.installed.report.resident,
-            maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
+            maps: facts.map(|facts| &*facts.maps).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
             node_ports: facts.map(|facts| &*facts.node_ports).unwrap_or_default(),
             service_cidrs: facts
                 .map(|facts| facts.service_cidrs.iter().map(ToString::to_string).collect())
                 .unwrap_or_default(),
-            counts: facts.map(|facts| CountsJson {
-                ports: facts.ports,
-                frontends: facts.frontends,
-                empty: facts.empty,
-                unmanaged: facts.unmanaged,
-                backends: facts.backends,
-                flows: facts.flows,
-            }),
+            counts: facts.map(|facts| &facts.counts),
             shared_node_ports: facts.map(|facts| &*facts.shared_ports).unwrap_or_default(),
             reasons: facts
                 .map(|facts| {
@@ -206,7 +189,12 @@ impl Status {
         let ApiServers { servers, active, failovers } = &self.installed.report.api_servers;
         if !servers.is_empty() {
             let asked = active.as_deref().unwrap_or("none answers");
-            let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
+            let _ = writeln!(
+                text,
+                "API server: {asked}, of {}; {}",
+                servers.len(),
+                plural(failovers, "failover")
+            );
         }
         if let Ok(facts) = &self.facts {
             facts_text(&mut text, facts, self.installed.report.resident, output);
@@ -256,6 +244,7 @@ fn ranges(ranges: &[IpNet]) -> String {
 }
 
 fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, output: Output) {
+    let counts = &facts.counts;
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
     let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
@@ -264,11 +253,14 @@ fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, out
     // An id is used in only one of the two address families, so both families share the ids.
     let endpoints = used(map::BACKENDS) + used(map::BACKENDS6);
     let room = row(map::BACKENDS).map_or(0, |row| row.capacity);
-    let empty =
-        if facts.empty == 0 { String::new() } else { format!(", {} of them without endpoints", facts.empty) };
+    let empty = if counts.empty == 0 {
+        String::new()
+    } else {
+        format!(", {} of them without endpoints", counts.empty)
+    };
     let unmanaged =
-        if facts.unmanaged == 0 { String::new() } else { format!("; {} unmanaged", facts.unmanaged) };
-    let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), attached().count());
+        if counts.unmanaged == 0 { String::new() } else { format!("; {} unmanaged", counts.unmanaged) };
+    let _ = writeln!(text, "Programs:   {} at {}", programs.len(), plural(attached().count(), "hook"));
     for (position, feature) in facts.missing_features.iter().enumerate() {
         let _ = writeln!(text, "{:<10}  {feature}", if position == 0 { "Missing:" } else { "" });
     }
@@ -283,12 +275,12 @@ fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, out
         let (own, all) = (bytes(resident), bytes(resident + memory));
         let _ = writeln!(text, "Memory:     {own} of the agent, {all} with the maps");
     }
-    let _ =
-        writeln!(text, "Services:   {} ports, {} frontends{empty}{unmanaged}", facts.ports, facts.frontends);
-    let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);
+    let (ports, frontends) = (plural(counts.ports, "port"), plural(counts.frontends, "frontend"));
+    let _ = writeln!(text, "Services:   {ports}, {frontends}{empty}{unmanaged}");
+    let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", counts.backends);
     let _ = writeln!(text, "Node ports: {}", node_ports(&facts.node_ports));
     let _ = writeln!(text, "Ranges:     {}", ranges(&facts.service_cidrs));
-    let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", facts.flows, facts.snat_ports);
+    let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", counts.flows, facts.snat_ports);
     for (position, shared) in facts.shared_ports.iter().enumerate() {
         let _ = writeln!(text, "{:<10}  {shared}", if position == 0 { "Shared:" } else { "" });
     }

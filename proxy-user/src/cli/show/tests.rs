@@ -17,6 +17,7 @@ use proxy_common::stats::ServiceStats;
 use rstest::rstest;
 use serde::Serialize;
 
+use super::facts::Counts;
 use super::*;
 use crate::cli::args::{Args, Command};
 use crate::cli::check;
@@ -294,12 +295,7 @@ fn facts() -> StatusFacts {
         attachments: attachments(),
         missing_features: vec![MissingFeature::SocketErrors],
         maps: maps(),
-        ports: 4,
-        frontends: 6,
-        empty: 2,
-        unmanaged: 0,
-        backends: 6,
-        flows: 2,
+        counts: Counts { ports: 4, frontends: 6, empty: 2, unmanaged: 0, backends: 6, flows: 2 },
         shared_ports: Vec::new(),
         reasons: Reason::ALL.iter().map(|r| (*r, u64::from(*r == Reason::NoEndpoint) * 3)).collect(),
     }
@@ -469,7 +465,7 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     );
     let mut facts = facts();
     let before = status_of(well(), Ok(facts.clone())).problems();
-    facts.unmanaged = 2;
+    facts.counts.unmanaged = 2;
     let status = status_of(well(), Ok(facts));
     assert_eq!(status.problems(), before);
     assert!(status.render(Output::Text).unwrap().contains("; 2 unmanaged"));
@@ -816,7 +812,7 @@ fn status_shows_the_active_api_server() {
     let text = |servers: &ApiServers| rendered(servers, Output::Text);
     assert!(text(&servers).contains("\nAPI server: none answers, of 2; 0 failovers\n"));
     (servers.active, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
-    assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
+    assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failover\n"));
     assert!(rendered(&servers, Output::Json).contains("\"active\": \"https://b:6443/\""));
 }
 
@@ -910,7 +906,7 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
         pod: |_, _, _| Err(String::new()),
     };
     let error = services(&command, ask, &mut Vec::new()).unwrap_err().to_string();
-    assert!(error.contains("no Ballast maps on the bpffs") && error.contains("ballast run"), "{error}");
+    assert!(error.contains("no BPF file system is mounted at") && error.contains("--bpffs"), "{error}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::io::Read as _;
 use flate2::read::GzDecoder;
 
 use super::*;
+use proxy_cli::archive::private;
 
 const TOKEN: &str = "eyJhbGciOiJSUzI1NiIsImtpZCI6IjEifQ.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJlLW9mLWl0";
 
@@ -50,7 +51,7 @@ fn without_agent_and_maps_there_is_an_archive_that_says_so() {
     let of = |end: &str| files.iter().find(|(name, _)| name.ends_with(end)).map(|(_, text)| text.clone());
     let failures = of("/failures.txt").unwrap();
     for part in
-        ["agent: no answer at 127.0.0.1:1", "maps: no Ballast maps on the bpffs", "check.json: not checked"]
+        ["agent: no answer at 127.0.0.1:1", "maps: no BPF file system is mounted", "check.json: not checked"]
     {
         assert!(failures.contains(part), "{part} is missing in: {failures}");
     }

@@ -45,13 +45,21 @@ fn effective(config: &RunConfig) -> Vec<(&'static str, Json)> {
     let ranges: Vec<_> = network.cluster_cidr.iter().map(ToString::to_string).collect();
     let kubeconfig = config.source.cluster.as_ref().and_then(|cluster| cluster.kubeconfig.as_ref());
     let kubeconfig = kubeconfig.map_or_else(String::new, |path| path.display().to_string());
+    // A file without the field asks for iptables in less than one with it, also if it is empty.
+    let named = match config.legacy_proxy_mode {
+        named if mode == "iptables" => {
+            let is_given = kube_proxy.values.given("mode").is_some();
+            named.or(is_given.then_some("")).map_or(Json::Null, |named| json!(named))
+        }
+        _ => json!(mode),
+    };
     vec![
         ("clientConnection.kubeconfig", json!(kubeconfig)),
         ("hostnameOverride", json!(kube_proxy.hostname_override)),
         ("bindAddress", json!(config.bind_address)),
         ("healthzBindAddress", listen(config.healthz_bind_address)),
         ("metricsBindAddress", listen(config.metrics_bind_address)),
-        ("mode", json!(mode)),
+        ("mode", named),
         (section[0], json!(go(config.sync_period))),
         (section[1], json!(go(config.min_sync_period))),
         (masquerade, json!(network.masquerade_all == Some(true))),

@@ -62,6 +62,9 @@ pub struct Overlay {
     /// Lines for the log: given settings that are ignored.
     #[serde(skip)]
     pub notes: Vec<String>,
+    /// The flags that were given and that the file replaces.
+    #[serde(skip)]
+    pub ignored_flags: Vec<String>,
     /// All given settings.
     #[serde(skip)]
     pub values: Values,
@@ -82,6 +85,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         merge
             .notes
             .extend(ignored.iter().map(|flag| format!("{flag} is ignored: --config {path} is used instead")));
+        merge.ignored_flags = ignored;
         take_log_flags(options, &merge.values);
         shared(options, &merge.values);
     } else {
@@ -127,11 +131,11 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         merge.node_port_list.push(NodePortAddress::Primary.to_string());
     }
     merge.node_ports = node_port_addresses(options, &values, &mut merge);
-    // Of kube-proxy's modes, only iptables routes packets to unused addresses and ports: nftables drops and rejects them
-    // (`cluster-ips` in `pkg/proxy/nftables/proxier.go`), ipvs rejects unused ports (`KUBE-IPVS-FILTER`). Ranges that the operator
-    // names are there to be dropped, and a file that names no mode does not ask for iptables.
-    let is_iptables = options.proxy_mode == Some(ProxyMode::Legacy("iptables"));
-    if is_iptables && options.network.service_cidrs.is_empty() {
+    // kube-proxy's mode iptables routes packets to unused addresses and ports; nftables drops and rejects them (`cluster-ips` in
+    // `pkg/proxy/nftables/proxier.go`), ipvs rejects unused ports (`KUBE-IPVS-FILTER`). Ranges that the operator names are there to
+    // be dropped, and a file without the field is no file of kube-proxy.
+    let names_mode = options.proxy_mode.is_some() || values.given("mode").is_some();
+    if merge.mode == "iptables" && names_mode && options.network.service_cidrs.is_empty() {
         options.network.unallocated_addresses.get_or_insert(UnallocatedAddresses::Pass);
     }
     periods(options, &values, &mut merge.notes)?;

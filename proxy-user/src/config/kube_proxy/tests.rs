@@ -11,9 +11,9 @@ use super::file::{FileError, parse};
 use super::kind::SettingKind;
 
 use super::*;
-use crate::cli::args::kube_proxy::{OWN, as_spelled_here};
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
+use crate::config::kube_proxy::flags::{OWN, as_spelled_here};
 use proxy_cli::value::{self, LogFormat, LogLevel, NodePortAddress};
 use proxy_core::model::settings::{DetectLocal, UnallocatedAddresses};
 use proxy_core::model::{HostDevice, HostView, NodeView};
@@ -95,7 +95,7 @@ fn with_flags(flags: &[&str]) -> Result<RunConfig, String> {
     let all = ["ballast", "run"].iter().chain(flags).map(Into::into);
     let args = Args::try_parse_from(as_spelled_here(all)).map_err(|error| error.to_string())?;
     let Command::Run(args) = args.command else { panic!("not run") };
-    RunConfig::new((*args).into()).map_err(|error| error.to_string())
+    RunConfig::new(*args).map_err(|error| error.to_string())
 }
 
 fn with_file(text: &str, flags: &[&str]) -> Result<RunConfig, String> {
@@ -147,12 +147,17 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     assert!(node_ports.all && node_ports.ranges == ["127.0.0.0/8".parse().unwrap()]);
     expected.network.nodeport_addresses.clone_from(&config.network.nodeport_addresses);
     expected.node.node_port_addresses = config.node.node_port_addresses.clone();
+    // This mode routes packets to unused addresses of Services.
+    expected.network.unallocated_addresses = Some(UnallocatedAddresses::Pass);
+    expected.node.unallocated = UnallocatedAddresses::Pass;
     assert_eq!(config, expected);
 }
 
 #[rstest]
 #[case::iptables("mode: iptables\n", &[], Some(UnallocatedAddresses::Pass))]
 #[case::no_mode("", &[], None)]
+#[case::empty_mode("mode: \"\"\n", &[], Some(UnallocatedAddresses::Pass))]
+#[case::empty_mode_and_flag("mode: \"\"\n", &["--unallocated-addresses=drop"], Some(UnallocatedAddresses::Drop))]
 #[case::nftables("mode: nftables\n", &[], None)]
 #[case::ipvs("mode: ipvs\n", &[], None)]
 #[case::ranges("mode: iptables\n", &["--service-cidrs=10.96.0.0/12"], None)]
@@ -876,13 +881,15 @@ fn written_config_has_the_types_of_kube_proxys(
 }
 
 #[rstest]
-#[case::nothing("", "iptables", "", json!([]))]
-#[case::given("mode: ipvs\nhostnameOverride: Node-B\nnodePortAddresses: [10.1.2.3/8]\n", "ipvs", "Node-B", json!(["10.1.2.3/8"]))]
-#[case::nftables("mode: nftables\n", "nftables", "", json!(["primary"]))]
-#[case::ebpf("mode: ebpf\n", "ebpf", "", json!([]))]
+#[case::nothing("", None, "", json!([]))]
+#[case::empty("mode: \"\"\n", Some(""), "", json!([]))]
+#[case::iptables("mode: iptables\n", Some("iptables"), "", json!([]))]
+#[case::given("mode: ipvs\nhostnameOverride: Node-B\nnodePortAddresses: [10.1.2.3/8]\n", Some("ipvs"), "Node-B", json!(["10.1.2.3/8"]))]
+#[case::nftables("mode: nftables\n", Some("nftables"), "", json!(["primary"]))]
+#[case::ebpf("mode: ebpf\n", Some("ebpf"), "", json!([]))]
 fn a_file_is_written_as_it_was_given(
     #[case] text: &str,
-    #[case] mode: &str,
+    #[case] mode: Option<&str>,
     #[case] name: &str,
     #[case] node_ports: serde_json::Value,
 ) {
@@ -895,6 +902,13 @@ fn a_file_is_written_as_it_was_given(
     assert_eq!(found, (&json!(mode), &json!(name), &node_ports));
     let again = with_file(&document::yaml(&document), &["--no-name"]).unwrap();
     assert_eq!(again.node.node_port_addresses, config.node.node_port_addresses);
+    assert_eq!(again.network.unallocated_addresses, config.network.unallocated_addresses);
+}
+
+#[test]
+fn a_whole_number_with_a_leading_zero_is_decimal() {
+    let config = with_file(&body("conntrack: {maxPerCore: 010}\n"), &[]).unwrap();
+    assert_eq!(config.kube_proxy.conntrack.max_per_core, Some(10));
 }
 
 /// `BALLAST_WRITE_DOCS=1` writes the table instead of comparing it.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
 use crate::config::kube_proxy::fields::SETTINGS;
+use crate::config::kube_proxy::flags::OWN;
 use clap::{CommandFactory, Parser};
 use proxy_core::model::ports::{NODE_PORTS, shared};
 use rstest::rstest;
@@ -10,7 +10,7 @@ fn parse(flags: &[&str]) -> Result<RunConfig, String> {
     let all = ["ballast", "run", "--hostname-override", "node-a"].iter().chain(flags);
     let args = Args::try_parse_from(all).map_err(|e| e.to_string())?;
     let Command::Run(args) = args.command else { panic!("not run") };
-    RunConfig::new((*args).into()).map_err(|e| e.to_string())
+    RunConfig::new(*args).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -66,10 +66,12 @@ fn the_charts_settings_are_the_agents_variables() {
                   LOG_LEVEL ALGORITHM MAX_FLOWS UPLINKS XDP OTLP_ENDPOINT OTLP_SIGNALS OTLP_SAMPLE BPFFS CGROUP_ROOT MANIFESTS MASTER";
     let elsewhere: Vec<_> = [set, fields, values].into_iter().flat_map(str::split_whitespace).collect();
     let command = Args::command();
-    let run = command.find_subcommand("run").unwrap().get_arguments();
+    // Only tests need hidden flags.
+    let run = command.find_subcommand("run").unwrap().get_arguments().filter(|arg| !arg.is_hide_set());
     let names = run.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
     let mut names: Vec<_> =
         names.filter(|name| !elsewhere.contains(&name.trim_start_matches("BALLAST_"))).collect();
+    names.push(crate::telemetry::VARIABLE.to_owned());
     names.sort();
     assert_eq!(listed, names, "properties.settings.propertyNames of deploy/chart/values.schema.json");
 }
@@ -116,13 +118,24 @@ fn devices_are_a_list() {
 }
 
 #[rstest]
+#[case("127.0.0.1:10249", 1)]
+#[case("0.0.0.0:10249", 1)]
+#[case("[::]:10249", 1)]
+#[case("127.0.0.2:10249", 0)]
+fn servers_that_share_a_port_are_a_note(#[case] healthz: &str, #[case] notes: usize) {
+    let notes_of = |config: RunConfig| config.kube_proxy.notes;
+    let found = notes_of(parse(&["--healthz-bind-address", healthz]).unwrap());
+    assert_eq!(found.iter().filter(|note| note.contains("different ports")).count(), notes, "{found:?}");
+}
+
+#[rstest]
 #[case(&["--sync-period", "30x"], &["--sync-period", "'30x'", "30s"])]
 #[case(&["--sync-period", "10ms"], &["--sync-period 10ms", "at least 1s"])]
 #[case(&["--min-sync-period", "1m"], &["--min-sync-period 60s", "--sync-period 30s", "shorten"])]
 #[case(&["--bind-address", "node-a"], &["--bind-address", "'node-a'"])]
 #[case(&["--healthz-bind-address", "here"], &["--healthz-bind-address", "'here'", "[::]:10256"])]
 #[case(&["--page", "all", "--metrics-bind-address="], &["--page needs the metrics server", "metricsBindAddress"])]
-#[case(&["--healthz-bind-address", "127.0.0.1:10249"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
+#[case(&["--healthz-bind-address", "127.0.0.1:10249", "--bind-address-hard-fail"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
 #[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
 #[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]
 #[case(&["--master", "foo:bar"], &["--master", "'foo:bar'", "https://HOST:6443"])]

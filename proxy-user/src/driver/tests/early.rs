@@ -126,7 +126,7 @@ async fn uplink_by_internal_address_stays_one_while_the_api_server_is_away() {
     drop(driver.events);
     let tables = driver.task.await.unwrap();
     let before = tables.0.lock().unwrap().contents().node.clone();
-    assert_eq!(before.config.uplinks, [7, 0, 0]);
+    assert_eq!(before.config.0.uplinks, [7, 0, 0]);
     let next = Running::start(tables);
     next.send(machine(&[vip(9)])).await;
     pass(Duration::from_mins(5)).await;
@@ -134,7 +134,7 @@ async fn uplink_by_internal_address_stays_one_while_the_api_server_is_away() {
     // A device that is gone gives its place to others.
     next.send(Event::Host(HostView::default())).await;
     pass(MOMENT).await;
-    assert_eq!(next.tables.0.lock().unwrap().contents().node.config.uplinks, [0; 3]);
+    assert_eq!(next.tables.0.lock().unwrap().contents().node.config.0.uplinks, [0; 3]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,6 +16,7 @@ mod gate;
 mod health;
 mod joins;
 mod memory;
+mod recent;
 mod rollouts;
 mod slow_start;
 mod tenants;

@@ -1,9 +1,11 @@
 //! Services whose endpoints change.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proxy_common::service::{KIND_CLUSTER_IP, SERVICE_CHANGING, SERVICE_CHANGING_NODE, SERVICE_EJECTS};
-use proxy_core::model::{Event, HostDevice, HostView, Object};
+use proxy_core::model::{Event, HostDevice, HostView, Object, ServiceCidr};
 
 use super::{DriverSettings, MOMENT, Running, Shared, pass, service, slice};
 
@@ -34,7 +36,12 @@ async fn endpoint_change_leaves_pod_sockets_to_packets_for_a_minute() {
 #[tokio::test(start_paused = true)]
 async fn endpoint_change_leaves_sockets_of_the_node_to_packets_that_are_translated() {
     let untranslated = service("b", 2).cluster_ips;
-    let driver = Running::with_node_path(move |address| !untranslated.contains(&address));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let driver = Running::with_node_path(move |address| {
+        count.fetch_add(1, Ordering::Relaxed);
+        !untranslated.contains(&address)
+    });
     let flags = || {
         let store = driver.tables.0.lock().unwrap();
         let services = store.contents().services.values();
@@ -47,6 +54,12 @@ async fn endpoint_change_leaves_sockets_of_the_node_to_packets_that_are_translat
     let own = slice("c", 5..8).endpoints.last().unwrap().address;
     let device = HostDevice { addresses: [own].into(), ..HostDevice::default() };
     driver.send(Event::Host(HostView { devices: [(1, device)].into(), ..HostView::default() })).await;
+    pass(MOMENT).await;
+    driver.send(Event::Apply(Object::Slice(slice("a", 1..5)))).await;
+    pass(Duration::from_secs(62)).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 0, "no range is known in which the programs refuse");
+    let (name, ranges) = ("all".to_owned(), vec!["10.96.0.0/16".parse().unwrap()]);
+    driver.send(Event::Apply(Object::ServiceCidr(ServiceCidr { name, ranges }))).await;
     pass(MOMENT).await;
     for (name, endpoints) in names.into_iter().zip([1..4, 3..6, 5..8]) {
         driver.send(Event::Apply(Object::Slice(slice(name, endpoints)))).await;

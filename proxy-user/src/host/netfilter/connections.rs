@@ -55,15 +55,7 @@ fn original_destination(entry: &[u8]) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::netfilter::message::put;
-
-    fn nested(parts: &[(u16, &[u8])]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for (kind, payload) in parts {
-            put(&mut bytes, *kind, payload);
-        }
-        bytes
-    }
+    use crate::host::netfilter::message::nested;
 
     fn entry(status: u32, state: u8, protocol: u8) -> Vec<u8> {
         let addresses = nested(&[(1, &[10, 0, 0, 1]), (V4_TO, &[10, 96, 0, 1])]);

@@ -17,7 +17,7 @@ use super::connections::{
     V4_TO, V6_TO,
 };
 use super::expressions::drop_unknown_tcp;
-use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, put, transact_by};
+use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, nested, transact_by};
 use super::rules::{APPEND, CREATE, base_chain, new_own_table, rule_of};
 use crate::host::netlink::Netlink;
 
@@ -144,14 +144,6 @@ fn octets(of: SocketAddr) -> Vec<u8> {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     }
-}
-
-fn nested(attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (kind, payload) in attributes {
-        put(&mut bytes, *kind, payload);
-    }
-    bytes
 }
 
 /// Encodes the addresses and ports of a packet.

@@ -1,6 +1,6 @@
 //! Expressions of nftables rules (`include/uapi/linux/netfilter/nf_tables.h`).
 
-use super::message::{NESTED, put};
+use super::message::{NESTED, nested};
 
 /// `NFTA_LIST_ELEM`.
 const ELEMENT: u16 = 1;
@@ -39,21 +39,14 @@ const DROP: u32 = 0;
 
 /// Encodes an expression with these attributes.
 pub(super) fn expression(name: &str, attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let (mut data, mut expression, mut list) = (Vec::new(), Vec::new(), Vec::new());
-    for (kind, payload) in attributes {
-        put(&mut data, *kind, payload);
-    }
-    put(&mut expression, EXPRESSION_NAME, &[name.as_bytes(), &[0]].concat());
-    put(&mut expression, EXPRESSION_DATA | NESTED, &data);
-    put(&mut list, ELEMENT | NESTED, &expression);
-    list
+    let name = [name.as_bytes(), &[0]].concat();
+    let data = nested(attributes);
+    nested(&[(ELEMENT | NESTED, &nested(&[(EXPRESSION_NAME, &name), (EXPRESSION_DATA | NESTED, &data)]))])
 }
 
 /// Encodes bytes to compare with or to mask with.
 fn value(bytes: &[u8]) -> Vec<u8> {
-    let mut list = Vec::new();
-    put(&mut list, VALUE, bytes);
-    list
+    nested(&[(VALUE, bytes)])
 }
 
 /// Loads conntrack's state of the packet's connection into the register.
@@ -94,7 +87,7 @@ pub(super) fn masquerade_marked(mark: u32) -> Vec<u8> {
 /// Drops the packets with this bit that belong to no connection by conntrack: they are not masqueraded, so the endpoint would answer
 /// the client's address with a RST.
 pub(super) fn drop_marked_invalid(mark: u32) -> Vec<u8> {
-    [is_marked(mark), is_in_state(STATE_INVALID), drop_packet()].concat()
+    [is_marked(mark), is_in_state(STATE_INVALID), expression("counter", &[]), drop_packet()].concat()
 }
 
 /// Continues the rule if the packet's mark has this bit.
@@ -116,9 +109,7 @@ fn has_bits(load: Vec<u8>, bits: u32) -> Vec<u8> {
 }
 
 fn drop_packet() -> Vec<u8> {
-    let (mut code, mut verdict) = (Vec::new(), Vec::new());
-    put(&mut code, VERDICT_CODE, &DROP.to_be_bytes());
-    put(&mut verdict, DATA_VERDICT | NESTED, &code);
+    let verdict = nested(&[(DATA_VERDICT | NESTED, &nested(&[(VERDICT_CODE, &DROP.to_be_bytes())]))]);
     // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
     expression("immediate", &[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)])
 }

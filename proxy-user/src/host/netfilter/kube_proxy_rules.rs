@@ -11,6 +11,7 @@ use super::legacy;
 use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, PROTOCOL, find, text};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
+use proxy_core::model::plural::plural;
 
 /// The table of kube-proxy's nftables mode, in the families ip and ip6.
 pub(super) const TABLE: &str = "kube-proxy";
@@ -142,9 +143,12 @@ impl KubeProxyRules {
 impl fmt::Display for KubeProxyRules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tables = self.tables.iter().map(|table| format!("table {table}"));
-        let chains = self.chains.iter().map(|(table, count)| format!("{count} chains in {table}"));
-        let legacy =
-            self.legacy.iter().map(|(table, count)| format!("{count} chains in {table} of iptables-legacy"));
+        let chains =
+            self.chains.iter().map(|(table, count)| format!("{} in {table}", plural(count, "chain")));
+        let legacy = self
+            .legacy
+            .iter()
+            .map(|(table, count)| format!("{} in {table} of iptables-legacy", plural(count, "chain")));
         let device = self.ipvs.then(|| format!("device {IPVS_DEVICE}")).into_iter();
         f.write_str(&tables.chain(chains).chain(legacy).chain(device).collect::<Vec<_>>().join(", "))
     }

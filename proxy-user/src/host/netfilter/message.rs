@@ -10,9 +10,9 @@ use rtnetlink::sys::{Socket, SocketAddr};
 pub(super) const PROTOCOL: isize = 12;
 /// `NFPROTO_UNSPEC`: every family.
 pub(super) const ANY_FAMILY: u8 = 0;
-/// `NFPROTO_IPV4`.
 /// `NFPROTO_INET`: IPv4 and IPv6.
 pub(super) const INET: u8 = 1;
+/// `NFPROTO_IPV4`.
 pub(super) const IPV4: u8 = 2;
 /// `NFPROTO_NETDEV`: packets of a device.
 pub(super) const NETDEV: u8 = 5;
@@ -72,11 +72,18 @@ impl Message {
 }
 
 /// Appends an attribute.
-pub(in crate::host) fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
+fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     body.extend((payload.len() as u16 + 4).to_ne_bytes());
     body.extend(kind.to_ne_bytes());
     body.extend(payload);
     body.resize(body.len().next_multiple_of(4), 0);
+}
+
+/// Encodes attributes.
+pub(in crate::host) fn nested(attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    attributes.iter().for_each(|(kind, payload)| put(&mut bytes, *kind, payload));
+    bytes
 }
 
 /// Returns the attributes in `bytes`, up to the first one that is malformed.
@@ -168,7 +175,9 @@ pub(super) fn transact_by(socket: &Socket, changes: &[(Message, u16)]) -> io::Re
     }
     append(BATCH_END, 0, 0, ANY_FAMILY, NFTABLES, &[]);
 
-    enlarge_send_buffer(socket, bytes.len())?;
+    // A batch is one datagram, and the rules of a large cluster take megabytes.
+    let size = bytes.len().saturating_mul(2).min(i32::MAX as usize);
+    rustix::net::sockopt::set_socket_send_buffer_size_force(socket, size)?;
     socket.send(&bytes, 0)?;
     loop {
         let (datagram, _) = socket.recv_from_full()?;
@@ -195,23 +204,6 @@ fn word16(bytes: &[u8], at: usize) -> Option<u16> {
 
 fn word32(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
-}
-
-/// Enlarges the send buffer: a batch is one datagram, and the rules of a large cluster take megabytes.
-fn enlarge_send_buffer(socket: &Socket, length: usize) -> io::Result<()> {
-    use std::os::fd::AsRawFd as _;
-    let size = libc::c_int::try_from(length.saturating_mul(2)).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the pointer is to an int that outlives the call, and the length is that of an int.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUFFORCE,
-            (&raw const size).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

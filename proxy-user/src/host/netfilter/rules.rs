@@ -10,8 +10,9 @@ use std::io;
 use super::expressions::{self, EXPRESSION_NAME};
 use super::kube_proxy_rules::{Chain, TABLE, TAKEOVER_TABLE, chains, is_kube_proxys, list};
 use super::message::{
-    ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, put, text, transact,
+    ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, nested, text, transact,
 };
+use proxy_core::model::plural::plural;
 
 const NEW_TABLE: u16 = 0;
 const DEL_TABLE: u16 = 2;
@@ -172,7 +173,7 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
         *shared.entry((chain.family, &chain.table)).or_default() += 1;
     }
     let say = |((family, table), count): ((u8, &str), usize)| {
-        format!("{count} chains in {} {table}", name_of(family))
+        format!("{} in {} {table}", plural(count, "chain"), name_of(family))
     };
     removal.removed.extend(shared.into_iter().map(say));
     removal.left = kept
@@ -229,9 +230,7 @@ pub(super) fn base_chain(
     (name, number, priority): (&str, u32, i32),
     kind: &str,
 ) -> Message {
-    let mut hook = Vec::new();
-    put(&mut hook, HOOK_NUMBER, &number.to_be_bytes());
-    put(&mut hook, HOOK_PRIORITY, &priority.to_be_bytes());
+    let hook = nested(&[(HOOK_NUMBER, &number.to_be_bytes()), (HOOK_PRIORITY, &priority.to_be_bytes())]);
     Message::new(NFTABLES, NEW_CHAIN, family)
         .with_text(CHAIN_TABLE, table)
         .with_text(CHAIN_NAME, name)

@@ -39,7 +39,7 @@ fn a_policy_for_outgoing_packets_is_read_as_ranges() {
 fn a_policy_of_an_xfrm_device_is_left_to_the_device() {
     for (id, is_read) in [(0u32, true), (7, false)] {
         let mut message = policy(libc::AF_INET, [[0; 16]; 2], [0, 0], OUT);
-        put(&mut message.body, IF_ID, &id.to_ne_bytes());
+        message.body.extend(nested(&[(IF_ID, &id.to_ne_bytes())]));
         assert_eq!(read(&message).is_some(), is_read, "{id}");
     }
 }

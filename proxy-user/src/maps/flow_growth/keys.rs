@@ -9,7 +9,6 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use proxy_common::Address;
-use proxy_common::abi::Plain;
 use proxy_common::flow::{
     BUCKET_SLOTS, BUCKET_WORDS, FlowEntry, NO_POSITION, SLOT_PENDING, STATE_CLAIMED, STATE_USED, bits_of,
     buckets_of, flow_of, slot_of, tag,
@@ -51,10 +50,7 @@ impl Pass {
 impl Keys<'_> {
     /// Moves the keys that are in other buckets. `waits`: an entry that a program owns counts as missed: for a moment, unless
     /// the program was killed.
-    pub(super) fn pass<A: Address>(&self, entries: u32, waits: bool) -> Pass
-    where
-        FlowEntry<A>: Plain,
-    {
+    pub(super) fn pass<A: Address>(&self, entries: u32, waits: bool) -> Pass {
         let mut pass = Pass::default();
         for index in 0..entries {
             let Some(state) = self.state(index) else { break };
@@ -95,10 +91,7 @@ impl Keys<'_> {
 
     /// Frees the slots of these buckets to which no flow refers: those that keys have left, and those that a flow which ended
     /// meanwhile could not free. A pending slot to which a flow refers becomes valid: an agent was killed before it did that.
-    pub(super) fn settle<A: Address>(&self, buckets: u32)
-    where
-        FlowEntry<A>: Plain,
-    {
+    pub(super) fn settle<A: Address>(&self, buckets: u32) {
         for position in
             (0..buckets).flat_map(|bucket| (0..BUCKET_SLOTS).map(move |at| bucket * BUCKET_WORDS + at))
         {

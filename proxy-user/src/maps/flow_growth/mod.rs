@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use aya::maps::MapData;
 use proxy_common::Address;
-use proxy_common::abi::Plain;
 use proxy_common::config::{FlowSize, NodeConfig};
 use proxy_common::conntrack::is_expired;
 use proxy_common::flow::{FlowEntry, MAX_FLOWS, STATE_USED, bits_of, buckets_for};
@@ -180,10 +179,7 @@ impl Table {
         syn_times: Option<&Segments>,
         config: &NodeConfig,
         hand: u64,
-    ) -> io::Result<Option<Grown>>
-    where
-        FlowEntry<A>: Plain,
-    {
+    ) -> io::Result<Option<Grown>> {
         let size = config.flows.get(self.index).copied().unwrap_or_default();
         let limit = if config.limits.flows == 0 { MAX_FLOWS } else { config.limits.flows.min(MAX_FLOWS) };
         let mut entries = size.entries;
@@ -220,10 +216,7 @@ impl Table {
     }
 
     /// Returns the number of entries with flows that have not expired. Closed flows count: their ports are in quarantine.
-    fn held<A: Address>(&self, config: &NodeConfig, entries: u32) -> io::Result<u32>
-    where
-        FlowEntry<A>: Plain,
-    {
+    fn held<A: Address>(&self, config: &NodeConfig, entries: u32) -> io::Result<u32> {
         let flows = self.flows.map(ProtFlags::READ, 0..entries as usize)?;
         let now = view::now(config.hz);
         let is_held = |index: &u32| {
@@ -249,10 +242,7 @@ impl Table {
 
     /// Gives the index this number of buckets, or the number that an earlier growth has begun with. Returns how many keys
     /// moved.
-    fn rehash<A: Address>(&self, fd: &OwnedFd, config: &NodeConfig, wanted: u32) -> io::Result<usize>
-    where
-        FlowEntry<A>: Plain,
-    {
+    fn rehash<A: Address>(&self, fd: &OwnedFd, config: &NodeConfig, wanted: u32) -> io::Result<usize> {
         let FlowSize { searched: [old, other], .. } = self.size(fd)?;
         if other == 0 && wanted == old {
             return Ok(0);

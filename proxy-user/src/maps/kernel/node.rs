@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use aya::Pod;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{IterableMap as _, Map, MapData, MapType};
 use ipnet::IpNet;
@@ -20,6 +19,7 @@ use super::super::settings;
 use super::super::sys::{self, Stopped};
 use super::open::open;
 use super::read::hash;
+use crate::maps::family::MapFamily;
 use crate::maps::sys::io_error;
 use proxy_core::store::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
 use proxy_core::store::{MapError, Table, Write};
@@ -112,22 +112,9 @@ impl NodeMaps {
         from: Option<(u32, IpNet)>,
         count: u32,
     ) -> Result<RangePart, MapError> {
-        let from = from.map(|(set, range)| (set, range_parts(range)));
         let read = match table {
-            Table::SrcRanges6 => {
-                let from = from.and_then(|(set, (addr, len))| match addr {
-                    IpAddr::V6(addr) => Some(TrieKey::new(set, addr.octets(), len)),
-                    IpAddr::V4(_) => None,
-                });
-                ranges::<[u8; 16]>(self.ranges6.map(), from, count)
-            }
-            _ => {
-                let from = from.and_then(|(set, (addr, len))| match addr {
-                    IpAddr::V4(addr) => Some(TrieKey::new(set, addr.octets(), len)),
-                    IpAddr::V6(_) => None,
-                });
-                ranges::<[u8; 4]>(self.ranges.map(), from, count)
-            }
+            Table::SrcRanges6 => ranges::<[u8; 16]>(self.ranges6.map(), from, count),
+            _ => ranges::<[u8; 4]>(self.ranges.map(), from, count),
         };
         read.map_err(|source| MapError::Read { table, source })
     }
@@ -176,10 +163,7 @@ impl NodeMaps {
 }
 
 /// Opens a trie; returns it with its capacity.
-fn trie<A: Address>(dir: &Path, table: Table) -> Result<(Ranges<A>, u32), MapError>
-where
-    SourceRangeKey<A>: Pod,
-{
+fn trie<A: Address>(dir: &Path, table: Table) -> Result<(Ranges<A>, u32), MapError> {
     let path = dir.join(table.name());
     let open = || {
         let map = MapData::from_pin(&path)?;
@@ -189,17 +173,11 @@ where
     open().map_err(|error| MapError::Open { table, path: path.clone(), source: io_error(error) })
 }
 
-fn key<A>(set: u32, addr: A, len: u32) -> Key<SourceRangeKey<A>>
-where
-    SourceRangeKey<A>: Pod,
-{
+fn key<A: Address>(set: u32, addr: A, len: u32) -> Key<SourceRangeKey<A>> {
     Key::new(SET_BITS + len, SourceRangeKey { set, addr })
 }
 
-fn put<A: Address>(map: &mut Ranges<A>, set: u32, addr: A, len: u32) -> io::Result<()>
-where
-    SourceRangeKey<A>: Pod,
-{
+fn put<A: Address>(map: &mut Ranges<A>, set: u32, addr: A, len: u32) -> io::Result<()> {
     match map.insert(&key(set, addr, len), 1, 0).map_err(io_error) {
         // An LPM trie returns `ENOSPC` when it is full.
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
@@ -209,10 +187,7 @@ where
     }
 }
 
-fn take<A: Address>(map: &mut Ranges<A>, set: u32, addr: A, len: u32) -> io::Result<()>
-where
-    SourceRangeKey<A>: Pod,
-{
+fn take<A: Address>(map: &mut Ranges<A>, set: u32, addr: A, len: u32) -> io::Result<()> {
     match map.remove(&key(set, addr, len)).map_err(io_error) {
         Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
         _ => Ok(()),
@@ -228,7 +203,7 @@ struct TrieKey<A> {
 }
 
 // SAFETY: both fields are `Plain`, and no padding is between them or at the end: the second one is aligned to four bytes.
-unsafe impl<A: Address> Plain for TrieKey<A> where SourceRangeKey<A>: Plain {}
+unsafe impl<A: Address> Plain for TrieKey<A> {}
 
 impl<A: Address + Into<IpAddr>> TrieKey<A> {
     fn new(set: u32, addr: A, len: u32) -> Self {
@@ -245,15 +220,12 @@ impl<A: Address + Into<IpAddr>> TrieKey<A> {
 /// Source ranges, and the last one if more follow.
 type RangePart = (BTreeSet<(u32, IpNet)>, Option<(u32, IpNet)>);
 
-/// Reads about `count` source ranges after the key `from`; from the start again if that key was removed.
-fn ranges<A: Address + Into<IpAddr>>(
-    map: &MapData,
-    from: Option<TrieKey<A>>,
-    count: u32,
-) -> io::Result<RangePart>
-where
-    SourceRangeKey<A>: Plain,
-{
+/// Reads about `count` source ranges after `from`; from the start again if that range was removed.
+fn ranges<A: MapFamily>(map: &MapData, from: Option<(u32, IpNet)>, count: u32) -> io::Result<RangePart> {
+    let from = from.and_then(|(set, range)| {
+        let (addr, len) = range_parts(range);
+        Some(TrieKey::new(set, A::of_ip(addr)?, len))
+    });
     let (found, next) =
         sys::lookup_after::<TrieKey<A>, u32, TrieKey<A>>(map.fd().as_fd(), from, count as usize)?;
     let ranges = found.into_iter().filter_map(|(key, _)| key.range()).collect();
@@ -284,10 +256,7 @@ fn entries<K: Plain + Ord, V: Plain>(
     Ok(found)
 }
 
-fn addresses<A: Address + Plain + Into<IpAddr>>(
-    map: &MapData,
-    table: Table,
-) -> Result<BTreeMap<IpAddr, NodeAddr>, MapError> {
+fn addresses<A: MapFamily>(map: &MapData, table: Table) -> Result<BTreeMap<IpAddr, NodeAddr>, MapError> {
     let found = entries::<A, NodeAddr>(map, table, u32::MAX)?;
     Ok(found.into_iter().map(|(address, bits)| (address.into(), bits)).collect())
 }

@@ -32,10 +32,7 @@ pub(super) fn endpoints<A: Address + Into<IpAddr>>(
     map: &Segments,
     table: Table,
     range: Range<u32>,
-) -> Result<BTreeMap<u32, Backend>, MapError>
-where
-    BackendEntry<A>: Plain,
-{
+) -> Result<BTreeMap<u32, Backend>, MapError> {
     let rows = map.lookup::<BackendEntry<A>>(range).map_err(|source| MapError::Read { table, source })?;
     let used = |(id, entry)| Backend::from_entry(entry).map(|row| (id, row));
     Ok(rows.into_iter().filter_map(used).collect())

@@ -4,32 +4,28 @@
 //! open connections of its endpoint, removes the keys of both directions from the index, and frees the entry. The prefilter
 //! needs no change: the agent asks the table whether a flow still needs a bit.
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aya::maps::MapType;
-use proxy_common::Address;
-use proxy_common::abi::Plain;
 use proxy_common::conntrack::is_counted;
 use proxy_common::flow::{
     BUCKET_WORDS, Bucket, FlowEntry, STATE_CLAIMED, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of,
-    holds_flow, slot_of, with_bits,
+    slot_of, with_bits,
 };
 use proxy_common::map_names as map;
 use proxy_core::model::FlowState;
 
+use super::removal::exchange;
 use super::{FlowRow, View, ViewError, flows};
+use crate::maps::family::MapFamily;
 use crate::maps::mapping::Mapping;
-
-/// Attempts to claim a flow whose state is changed by packets at the same time; then the flow is left to the next call.
-const TRIES: usize = 16;
 
 impl View {
     /// Removes the flows for which `is_meant` returns true, and returns them as they were, sorted by client.
     pub fn delete_flows(&self, is_meant: impl Fn(&FlowRow) -> bool) -> Result<Vec<FlowRow>, ViewError> {
-        let mut rows = self.delete_family::<[u8; 4]>(map::FLOWS, map::FLOW_INDEX, &is_meant)?;
-        rows.extend(self.delete_family::<[u8; 16]>(map::FLOWS6, map::FLOW_INDEX6, &is_meant)?);
+        let mut rows = self.delete_family::<[u8; 4]>(&is_meant)?;
+        rows.extend(self.delete_family::<[u8; 16]>(&is_meant)?);
         rows.sort_by_key(|row| (row.client, row.frontend, row.protocol));
         Ok(rows)
     }
@@ -57,24 +53,15 @@ impl View {
     /// Frees the entries that are still claimed as they were `before`, seconds ago: the process that removed their flows has ended.
     /// Returns their number.
     pub fn free_claimed(&self, before: &Claimed) -> Result<usize, ViewError> {
-        Ok(self.free_family::<[u8; 4]>(map::FLOWS, map::FLOW_INDEX, &before.v4)?
-            + self.free_family::<[u8; 16]>(map::FLOWS6, map::FLOW_INDEX6, &before.v6)?)
+        Ok(self.free_family::<[u8; 4]>(&before.v4)? + self.free_family::<[u8; 16]>(&before.v6)?)
     }
 
-    fn free_family<A: Address>(
-        &self,
-        table: &'static str,
-        index: &'static str,
-        before: &[(usize, u64)],
-    ) -> Result<usize, ViewError>
-    where
-        FlowEntry<A>: Plain,
-    {
+    fn free_family<A: MapFamily>(&self, before: &[(usize, u64)]) -> Result<usize, ViewError> {
         if before.is_empty() {
             return Ok(0);
         }
-        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
-        let buckets = self.pin(index, MapType::Array)?.shared::<Bucket>()?;
+        let entries = self.pin(A::FLOWS, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let buckets = self.pin(A::FLOW_INDEX, MapType::Array)?.shared::<Bucket>()?;
         let is_freed = |(number, state): &&(usize, u64)| {
             let (Some(word), Some(flow)) = (entries.word64(*number), entries.read::<FlowEntry<A>>(*number))
             else {
@@ -89,19 +76,13 @@ impl View {
         Ok(before.iter().filter(is_freed).count())
     }
 
-    fn delete_family<A>(
+    fn delete_family<A: MapFamily>(
         &self,
-        table: &'static str,
-        index: &'static str,
         is_meant: &impl Fn(&FlowRow) -> bool,
-    ) -> Result<Vec<FlowRow>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        FlowEntry<A>: Plain,
-    {
+    ) -> Result<Vec<FlowRow>, ViewError> {
         let config = self.node_config()?;
-        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
-        let buckets = self.pin(index, MapType::Array)?.shared::<Bucket>()?;
+        let entries = self.pin(A::FLOWS, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let buckets = self.pin(A::FLOW_INDEX, MapType::Array)?.shared::<Bucket>()?;
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
         let mut removed = Vec::new();
         for number in 0..entries.len() {
@@ -145,16 +126,7 @@ fn free(word: &AtomicU64, claimed: u64) -> bool {
 /// Claims the entry of the flow with this generation. Returns the state before that, or `None` if the flow is gone or a CPU
 /// owns the entry.
 fn claim(word: &AtomicU64, generation: u32) -> Option<u64> {
-    for _ in 0..TRIES {
-        let state = word.load(Ordering::SeqCst);
-        if generation_of(state) != generation || !holds_flow(state) {
-            return None;
-        }
-        if word.compare_exchange(state, claimed(state), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            return Some(state);
-        }
-    }
-    None
+    exchange(word, generation, |state| Some(claimed(state)))
 }
 
 /// Removes both keys of a flow. If a slot is another flow's by now, it differs and stays.

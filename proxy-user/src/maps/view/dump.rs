@@ -22,11 +22,11 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND};
 use proxy_common::stats::{RefusalKey, ServiceStats};
-use proxy_common::{Address, V4, V6};
 use serde_json::{Value, json};
 
 use super::flow_row::FlowRow;
 use super::{Example, FrontendRow, FrontendRowKind, NameRow, Transport, View, ViewError, flows};
+use crate::maps::family::MapFamily;
 
 /// A key and its value.
 pub type Entry = (Value, Value);
@@ -36,28 +36,28 @@ impl View {
     pub fn dump(&self, name: &str) -> Result<Vec<Entry>, ViewError> {
         let names = self.names()?;
         match name {
-            map::SERVICES => self.dump_services::<[u8; 4]>(map::SERVICES, &names),
-            map::SERVICES6 => self.dump_services::<[u8; 16]>(map::SERVICES6, &names),
-            map::SLOTS => self.dump_words32(map::SLOTS, |id| json!({ "backend": id })),
-            map::MAGLEV_INDEX => self.dump_words(
+            map::SERVICES => self.dump_services::<[u8; 4]>(&names),
+            map::SERVICES6 => self.dump_services::<[u8; 16]>(&names),
+            map::SLOTS => self.dump_array(map::SLOTS, |id: u32| json!({ "backend": id })),
+            map::MAGLEV_INDEX => self.dump_array(
                 map::MAGLEV_INDEX,
                 |word| json!({ "newer": base_in(word, 0), "older": base_in(word, 1) }),
             ),
-            map::MAGLEV => self.dump_words(map::MAGLEV, |word| json!({ "word": format!("{word:#018x}") })),
+            map::MAGLEV => self.dump_array(map::MAGLEV, word),
             map::TURNS => self.dump_array::<u64>(map::TURNS, |turns| json!({ "turns": turns })),
             map::BACKENDS | map::BACKENDS6 => self.dump_backends(name == map::BACKENDS6, &names),
-            map::HEALTH => self.dump_words(map::HEALTH, |word| json!({ "word": format!("{word:#018x}") })),
-            map::SKIPS => self.dump_words(map::SKIPS, |word| json!({ "word": format!("{word:#018x}") })),
-            map::FLOWS => self.dump_flows::<[u8; 4]>(map::FLOWS, &names),
-            map::FLOWS6 => self.dump_flows::<[u8; 16]>(map::FLOWS6, &names),
+            map::HEALTH => self.dump_array(map::HEALTH, word),
+            map::SKIPS => self.dump_array(map::SKIPS, word),
+            map::FLOWS => self.dump_flows::<[u8; 4]>(&names),
+            map::FLOWS6 => self.dump_flows::<[u8; 16]>(&names),
             map::FLOW_INDEX => self.dump_buckets(map::FLOW_INDEX),
             map::FLOW_INDEX6 => self.dump_buckets(map::FLOW_INDEX6),
             map::CLOCK_HAND => self.dump_array::<u64>(map::CLOCK_HAND, |hand| json!({ "hand": hand })),
-            map::SOCKETS => self.dump_sockets::<[u8; 4]>(map::SOCKETS, &names),
-            map::SOCKETS6 => self.dump_sockets::<[u8; 16]>(map::SOCKETS6, &names),
+            map::SOCKETS => self.dump_sockets::<[u8; 4]>(&names),
+            map::SOCKETS6 => self.dump_sockets::<[u8; 16]>(&names),
             map::DIRECT_SEEN => self.dump_array::<u32>(map::DIRECT_SEEN, |seen| json!({ "jiffies": seen })),
             map::PREFILTER => {
-                self.dump_words(map::PREFILTER, |word| json!({ "bits": format!("{word:#018x}") }))
+                self.dump_array(map::PREFILTER, |word: u64| json!({ "bits": format!("{word:#018x}") }))
             }
             map::CONFIG => Ok(vec![(json!(0), config(&self.node_config()?))]),
             map::SERVICE_STATS => self.dump_service_stats(&names),
@@ -70,7 +70,7 @@ impl View {
                     let parts = connections::answer_time(word, flows::now(hz), hz);
                     u64::from(parts) * 1000 / u64::from((hz * connections::PARTS).max(1))
                 };
-                self.dump_words(
+                self.dump_array(
                     map::CONNECTIONS,
                     |word| json!({ "open": connections::open(word), "answerMs": millis(word) }),
                 )
@@ -81,59 +81,35 @@ impl View {
             }
             map::REFUSALS => self.dump_refusals(&names),
             map::NAMES => Ok(names.iter().map(|(id, name)| (json!(id), self::name(name))).collect()),
-            map::NODE => self.dump_node::<[u8; 4]>(map::NODE),
-            map::NODE6 => self.dump_node::<[u8; 16]>(map::NODE6),
-            map::NODE_ADDRS => self.dump_node_addrs::<[u8; 4]>(map::NODE_ADDRS),
-            map::NODE_ADDRS6 => self.dump_node_addrs::<[u8; 16]>(map::NODE_ADDRS6),
+            map::NODE => self.dump_node::<[u8; 4]>(),
+            map::NODE6 => self.dump_node::<[u8; 16]>(),
+            map::NODE_ADDRS => self.dump_node_addrs::<[u8; 4]>(),
+            map::NODE_ADDRS6 => self.dump_node_addrs::<[u8; 16]>(),
             map::TUNNELS => self.dump_tunnels(),
             map::DEVICES => self.dump_devices(),
-            map::AFFINITY => self.dump_affinity::<[u8; 4]>(map::AFFINITY, &names),
-            map::AFFINITY6 => self.dump_affinity::<[u8; 16]>(map::AFFINITY6, &names),
+            map::AFFINITY => self.dump_affinity::<[u8; 4]>(&names),
+            map::AFFINITY6 => self.dump_affinity::<[u8; 16]>(&names),
             map::AFFINITY_NETNS => self.dump_affinity_netns(&names),
-            map::NAMESPACES => {
-                let rows = self.pin(map::NAMESPACES, MapType::LruHash)?.all::<u64, u32>()?;
-                Ok(rows
-                    .into_iter()
-                    .map(|(netns, _)| (json!({ "netns": netns }), json!({ "pod": true })))
-                    .collect())
-            }
-            map::SRC_RANGES => self.dump_ranges::<V4>(&names),
-            map::SRC_RANGES6 => self.dump_ranges::<V6>(&names),
+            map::NAMESPACES => self.dump_rows(map::NAMESPACES, MapType::LruHash, |netns: u64, _: u32| {
+                (json!({ "netns": netns }), json!({ "pod": true }))
+            }),
+            map::SRC_RANGES => self.dump_ranges::<[u8; 4]>(&names),
+            map::SRC_RANGES6 => self.dump_ranges::<[u8; 16]>(&names),
             map::CONNECT_LATENCY => self.dump_latency(&names),
             map::SOCKET_EXAMPLES => self.dump_socket_examples(&names),
             map::SYN_TIMES => self.dump_array::<u64>(map::SYN_TIMES, |time| json!({ "nanoseconds": time })),
-            map::MONITOR => {
-                let rows = self.pin(map::MONITOR, MapType::Array)?.first::<u32, Monitor>(1)?;
-                Ok(rows
-                    .into_iter()
-                    .map(|(key, Monitor { until, lost, sample, .. })| {
-                        (json!(key), json!({ "until": until, "lost": lost, "sample": sample }))
-                    })
-                    .collect())
-            }
+            map::MONITOR => self.dump_rows(map::MONITOR, MapType::Array, |key: u32, value: Monitor| {
+                let Monitor { until, live_until, lost, sample, history_until, .. } = value;
+                let value = json!({
+                    "until": until, "liveUntil": live_until, "historyUntil": history_until, "lost": lost, "sample": sample,
+                });
+                (json!(key), value)
+            }),
             name => Err(ViewError::NoEntries { name: name.to_owned() }),
         }
     }
 
-    /// Returns the elements of a mapped array of 64-bit words.
-    fn dump_words(&self, name: &'static str, value: impl Fn(u64) -> Value) -> Result<Vec<Entry>, ViewError> {
-        let words = self.pin(name, MapType::Array)?.mapped::<u64>()?.all64();
-        let used = words.into_iter().enumerate().filter(|(_, word)| *word != 0);
-        Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
-    }
-
-    /// Returns the elements of a mapped array of 32-bit words.
-    fn dump_words32(
-        &self,
-        name: &'static str,
-        value: impl Fn(u32) -> Value,
-    ) -> Result<Vec<Entry>, ViewError> {
-        let words = self.pin(name, MapType::Array)?.mapped::<u32>()?.all32();
-        let used = words.into_iter().enumerate().filter(|(_, word)| *word != 0);
-        Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
-    }
-
-    /// Returns the elements of an array that is not mapped.
+    /// Returns the elements of an array that are not zero.
     fn dump_array<V: Plain + Default + PartialEq>(
         &self,
         name: &'static str,
@@ -144,30 +120,32 @@ impl View {
         Ok(used.map(|(index, found)| (json!(index), value(found))).collect())
     }
 
-    fn dump_services<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        ServiceKey<A>: Plain,
-    {
-        let rows = self.pin(name, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
-        Ok(rows
-            .into_iter()
-            .map(|(key, entry)| {
-                let row = FrontendRow::of(key, &entry);
-                let (frontend, protocol) = (row.socket(), row.protocol.to_string());
-                let ServiceEntry {
-                    tag, id, slot_base, slot_count, affinity_secs, ranges, flags, kind, ..
-                } = entry;
-                (
-                    json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.label() }),
-                    json!({
-                        "id": id, "service": title(id, names), "kind": kind_label(kind, row.kind),
-                        "slotBase": slot_base, "slotCount": slot_count, "affinitySeconds": affinity_secs,
-                        "algorithm": row.algorithm, "ranges": ranges, "flags": flags, "tag": tag,
-                    }),
-                )
-            })
-            .collect())
+    /// Returns all entries of a map.
+    fn dump_rows<K: Plain, V: Plain>(
+        &self,
+        name: &'static str,
+        kind: MapType,
+        entry: impl Fn(K, V) -> Entry,
+    ) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.pin(name, kind)?.all()?;
+        Ok(rows.into_iter().map(|(key, value)| entry(key, value)).collect())
+    }
+
+    fn dump_services<A: MapFamily>(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        self.dump_rows(A::SERVICES, MapType::Hash, |key: ServiceKey<A>, entry: ServiceEntry| {
+            let row = FrontendRow::of(key, &entry);
+            let (frontend, protocol) = (row.socket(), row.protocol.to_string());
+            let ServiceEntry { tag, id, slot_base, slot_count, affinity_secs, ranges, flags, kind, .. } =
+                entry;
+            (
+                json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.label() }),
+                json!({
+                    "id": id, "service": title(id, names), "kind": kind_label(kind, row.kind),
+                    "slotBase": slot_base, "slotCount": slot_count, "affinitySeconds": affinity_secs,
+                    "algorithm": row.algorithm, "ranges": ranges, "flags": flags, "tag": tag,
+                }),
+            )
+        })
     }
 
     fn dump_backends(&self, v6: bool, names: &Names) -> Result<Vec<Entry>, ViewError> {
@@ -186,14 +164,10 @@ impl View {
             .collect())
     }
 
-    fn dump_flows<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        FlowEntry<A>: Plain,
-    {
+    fn dump_flows<A: MapFamily>(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
         let config = self.node_config()?;
         let now = flows::now(config.hz);
-        let entries = self.pin(name, MapType::Array)?.mapped::<FlowEntry<A>>()?;
+        let entries = self.flow_table::<A>()?;
         let rows = (0..entries.len()).filter_map(|index| {
             let entry = entries.read::<FlowEntry<A>>(index)?;
             let row = flows::row(&entry, &config, now)?;
@@ -206,39 +180,29 @@ impl View {
         let buckets = self.pin(name, MapType::Array)?.mapped::<Bucket>()?;
         let rows = (0..buckets.len()).filter_map(|index| Some((index, buckets.read::<Bucket>(index)?)));
         let used = rows.filter(|(_, bucket)| *bucket != Bucket::EMPTY);
-        let slots = |bucket: &Bucket| -> Vec<String> {
-            bucket.slots.iter().take(BUCKET_SLOTS as usize).map(|slot| format!("{slot:#010x}")).collect()
-        };
         Ok(used
-            .map(|(index, bucket)| {
-                (json!(index), json!({ "slots": slots(&bucket), "overflow": bucket.overflow != 0 }))
+            .map(|(index, Bucket { slots, overflow, .. })| {
+                let slots = slots.iter().take(BUCKET_SLOTS as usize).map(|slot| format!("{slot:#010x}"));
+                let slots: Vec<_> = slots.collect();
+                (json!(index), json!({ "slots": slots, "overflow": overflow != 0 }))
             })
             .collect())
     }
 
-    fn dump_sockets<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        SocketKey<A>: Plain,
-        SocketEntry<A>: Plain,
-    {
-        let rows = self.pin(name, MapType::Hash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
-        Ok(rows
-            .into_iter()
-            .map(|(key, entry)| {
-                let direction = if key.direction == TO_BACKEND { "to-backend" } else { "to-frontend" };
-                (
-                    json!({
-                        "cookie": key.cookie, "address": SocketAddr::new(key.addr.into(), key.port),
-                        "protocol": Transport(key.proto).to_string(), "direction": direction,
-                    }),
-                    json!({
-                        "address": SocketAddr::new(entry.addr.into(), entry.port),
-                        "service": title(entry.service, names), "backend": entry.backend_id,
-                    }),
-                )
-            })
-            .collect())
+    fn dump_sockets<A: MapFamily>(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
+        self.dump_rows(A::SOCKETS, MapType::Hash, |key: SocketKey<A>, entry: SocketEntry<A>| {
+            let direction = if key.direction == TO_BACKEND { "to-backend" } else { "to-frontend" };
+            (
+                json!({
+                    "cookie": key.cookie, "address": SocketAddr::new(key.addr.into(), key.port),
+                    "protocol": Transport(key.proto).to_string(), "direction": direction,
+                }),
+                json!({
+                    "address": SocketAddr::new(entry.addr.into(), entry.port),
+                    "service": title(entry.service, names), "backend": entry.backend_id,
+                }),
+            )
+        })
     }
 
     fn dump_service_stats(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
@@ -259,15 +223,11 @@ impl View {
     }
 
     fn dump_refusals(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(map::REFUSALS, MapType::LruHash)?.all::<RefusalKey, u64>()?;
-        Ok(rows
-            .into_iter()
-            .map(|(RefusalKey { service, reason }, count)| {
-                let reason =
-                    Reason::from_number(reason).map_or_else(|| json!(reason), |known| json!(known.label()));
-                (json!({ "service": title(service, names), "reason": reason }), json!({ "count": count }))
-            })
-            .collect())
+        self.dump_rows(map::REFUSALS, MapType::LruHash, |RefusalKey { service, reason }, count: u64| {
+            let reason =
+                Reason::from_number(reason).map_or_else(|| json!(reason), |known| json!(known.label()));
+            (json!({ "service": title(service, names), "reason": reason }), json!({ "count": count }))
+        })
     }
 
     fn dump_latency(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
@@ -297,31 +257,20 @@ impl View {
             .collect())
     }
 
-    fn dump_affinity<A>(&self, name: &'static str, names: &Names) -> Result<Vec<Entry>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        AffinityKey<A>: Plain,
-    {
-        let rows = self.pin(name, MapType::Hash)?.all::<AffinityKey<A>, AffinityEntry>()?;
+    fn dump_affinity<A: MapFamily>(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
         let now = flows::now(self.node_config()?.hz);
-        Ok(rows
-            .into_iter()
-            .map(|(AffinityKey { client, service }, entry)| {
-                let client: IpAddr = client.into();
-                (json!({ "client": client, "service": title(service, names) }), affinity(entry, now))
-            })
-            .collect())
+        self.dump_rows(A::AFFINITY, MapType::Hash, |AffinityKey::<A> { client, service }, entry| {
+            let client: IpAddr = client.into();
+            (json!({ "client": client, "service": title(service, names) }), affinity(entry, now))
+        })
     }
 
     fn dump_affinity_netns(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(map::AFFINITY_NETNS, MapType::Hash)?.all::<NetnsAffinityKey, AffinityEntry>()?;
         let now = flows::now(self.node_config()?.hz);
-        Ok(rows
-            .into_iter()
-            .map(|(NetnsAffinityKey { netns, service, .. }, entry)| {
-                (json!({ "netns": netns, "service": title(service, names) }), affinity(entry, now))
-            })
-            .collect())
+        self.dump_rows(map::AFFINITY_NETNS, MapType::Hash, |key: NetnsAffinityKey, entry| {
+            let NetnsAffinityKey { netns, service, .. } = key;
+            (json!({ "netns": netns, "service": title(service, names) }), affinity(entry, now))
+        })
     }
 }
 
@@ -347,6 +296,10 @@ fn title(id: u32, names: &Names) -> Value {
 
 fn name(row: &NameRow) -> Value {
     json!({ "service": row.to_string(), "protocol": row.protocol.to_string(), "family": row.family.to_string() })
+}
+
+fn word(word: u64) -> Value {
+    json!({ "word": format!("{word:#018x}") })
 }
 
 fn affinity(entry: AffinityEntry, now: u32) -> Value {

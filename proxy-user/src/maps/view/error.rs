@@ -20,6 +20,12 @@ pub enum ViewError {
         /// The bpffs that was searched.
         bpffs: PathBuf,
     },
+    /// There is no bpffs.
+    #[error("{}; {}", sys::no_bpffs(path), sys::GIVE_BPFFS)]
+    NoBpffs {
+        /// Where it was expected.
+        path: PathBuf,
+    },
     /// The maps belong to an older or newer version of Ballast.
     #[error(
         "{} has maps of ABI version {found}, and this binary reads ABI version {expected}: use the same binary as the agent", root.display()

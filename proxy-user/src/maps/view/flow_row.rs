@@ -5,12 +5,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use proxy_common::flow::{STATE_DIRECT, STATE_DSR, STATE_SNAT};
+use serde::Serialize;
 
 use super::Transport;
+use proxy_cli::value::seconds;
 use proxy_core::model::FlowState;
 
 /// How the packets of a flow are forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Forwarding {
     /// DNAT: packets keep their source.
     Dnat,
@@ -48,10 +51,12 @@ impl Forwarding {
     }
 }
 
-/// One flow.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One flow. What is skipped in JSON is a part of the identity of its Service port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct FlowRow {
     /// Protocol of the flow.
+    #[serde(skip)]
     pub protocol: Transport,
     /// Address and port of the client.
     pub client: SocketAddr,
@@ -62,6 +67,7 @@ pub struct FlowRow {
     /// Source that the backend sees; equal to `client` if address and port are kept.
     pub source: SocketAddr,
     /// Id of the Service port.
+    #[serde(skip)]
     pub service: u32,
     /// Id of the backend.
     pub backend_id: u32,
@@ -70,10 +76,13 @@ pub struct FlowRow {
     /// How the packets are forwarded.
     pub forwarding: Forwarding,
     /// Time since the first packet.
+    #[serde(rename = "ageSeconds", serialize_with = "seconds")]
     pub age: Duration,
     /// Time since the last packet.
+    #[serde(rename = "idleSeconds", serialize_with = "seconds")]
     pub idle: Duration,
     /// Time until the flow expires if no packet comes; zero if it has expired.
+    #[serde(rename = "timeoutSeconds", serialize_with = "seconds")]
     pub timeout: Duration,
 }
 

@@ -5,42 +5,42 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use aya::maps::MapType;
-use proxy_common::abi::Plain;
 use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
 use proxy_common::conntrack::{self, ASSURED, SEEN_REPLY, is_closed, is_half_closed, timeout};
 use proxy_common::flow::{FlowEntry, STATE_DSR, STATE_SNAT, STATE_USED};
-use proxy_common::map_names as map;
 use proxy_common::prefilter::{Role, position};
 use proxy_common::{Address, PROTO_UDP};
 use proxy_core::model::FlowState;
 
 use super::flow_row::{FlowCounts, FlowRow, Forwarding};
 use super::{Transport, View, ViewError};
+use crate::maps::family::MapFamily;
 use crate::maps::mapping::Mapping;
 use proxy_core::store::FilterBit;
 
 impl View {
+    /// Maps the flow table of a family, for reading.
+    pub(super) fn flow_table<A: MapFamily>(&self) -> Result<Mapping, ViewError> {
+        self.pin(A::FLOWS, MapType::Array)?.mapped::<FlowEntry<A>>()
+    }
+
     /// Counts the flows that [`View::flows`] returns, at the cost of one look at each entry.
     pub fn flow_counts(&self) -> Result<FlowCounts, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
         let mut counts = FlowCounts::default();
-        counts.v4 = self.count::<[u8; 4]>(map::FLOWS, &config, now, &mut counts.states)?;
-        counts.v6 = self.count::<[u8; 16]>(map::FLOWS6, &config, now, &mut counts.states)?;
+        counts.v4 = self.count::<[u8; 4]>(&config, now, &mut counts.states)?;
+        counts.v6 = self.count::<[u8; 16]>(&config, now, &mut counts.states)?;
         Ok(counts)
     }
 
-    fn count<A: Address>(
+    fn count<A: MapFamily>(
         &self,
-        name: &'static str,
         config: &NodeConfig,
         now: u32,
         states: &mut BTreeMap<FlowState, u64>,
-    ) -> Result<u32, ViewError>
-    where
-        FlowEntry<A>: Plain,
-    {
-        let flows = self.pin(name, MapType::Array)?.mapped::<FlowEntry<A>>()?;
+    ) -> Result<u32, ViewError> {
+        let flows = self.flow_table::<A>()?;
         let mut used = 0;
         for flow in in_use::<A>(&flows) {
             used += 1;
@@ -53,71 +53,58 @@ impl View {
     pub fn flows(&self) -> Result<Vec<FlowRow>, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
-        let mut rows = self.family::<[u8; 4]>(map::FLOWS, &config, now)?;
-        rows.extend(self.family::<[u8; 16]>(map::FLOWS6, &config, now)?);
+        let mut rows = self.family::<[u8; 4]>(&config, now)?;
+        rows.extend(self.family::<[u8; 16]>(&config, now)?);
         rows.sort_by_key(|row| (row.client, row.frontend, row.protocol));
         Ok(rows)
     }
 
     /// Returns those of these bits of the prefilter that flows need which have not expired.
     pub fn filter_bits(&self, among: &BTreeSet<FilterBit>) -> Result<BTreeSet<FilterBit>, ViewError> {
-        let config = self.node_config()?;
-        let now = jiffies(monotonic(), config.hz);
         let mut used = BTreeSet::new();
-        for flow in in_use::<[u8; 4]>(&self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?)
-        {
-            used.extend(bits(&flow, &config, now).into_iter().flatten().filter(|bit| among.contains(bit)));
-        }
-        for flow in
-            in_use::<[u8; 16]>(&self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?)
-        {
-            used.extend(bits(&flow, &config, now).into_iter().flatten().filter(|bit| among.contains(bit)));
-        }
+        self.live(|flow| used.extend(flow.filter.into_iter().filter(|bit| among.contains(bit))))?;
         Ok(used)
     }
 
     /// Returns those of these ids of Service ports that flows have which have not expired.
     pub fn flow_services(&self, among: &BTreeSet<u32>) -> Result<BTreeSet<u32>, ViewError> {
-        let config = self.node_config()?;
-        let now = jiffies(monotonic(), config.hz);
         let mut used = BTreeSet::new();
-        let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
-        used.extend(in_use::<[u8; 4]>(&flows).filter_map(|flow| service(&flow, among, &config, now)));
-        let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
-        used.extend(in_use::<[u8; 16]>(&flows).filter_map(|flow| service(&flow, among, &config, now)));
+        self.live(|flow| used.extend(flow.service_in(among)))?;
         Ok(used)
     }
 
     /// Whether a flow with SNAT that has not expired has a source port in none of these ranges.
     pub fn has_snat_outside(&self, ranges: [PortRange; SNAT_RANGES]) -> Result<bool, ViewError> {
-        let config = self.node_config()?;
-        let now = jiffies(monotonic(), config.hz);
-        let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
-        if in_use::<[u8; 4]>(&flows).any(|flow| is_snat_beside(&flow, ranges, &config, now)) {
-            return Ok(true);
-        }
-        let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
-        Ok(in_use::<[u8; 16]>(&flows).any(|flow| is_snat_beside(&flow, ranges, &config, now)))
+        self.any_live(|flow| flow.is_snat_outside(ranges))
     }
 
     /// Whether a flow that has not expired is encapsulated (DSR).
     pub fn has_dsr(&self) -> Result<bool, ViewError> {
-        let config = self.node_config()?;
-        let now = jiffies(monotonic(), config.hz);
-        let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
-        if in_use::<[u8; 4]>(&flows).any(|flow| is_dsr(&flow, &config, now)) {
-            return Ok(true);
-        }
-        let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
-        Ok(in_use::<[u8; 16]>(&flows).any(|flow| is_dsr(&flow, &config, now)))
+        self.any_live(|flow| flow.bits & STATE_DSR != 0)
     }
 
-    fn family<A>(&self, name: &'static str, config: &NodeConfig, now: u32) -> Result<Vec<FlowRow>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        FlowEntry<A>: Plain,
-    {
-        let flows = self.pin(name, MapType::Array)?.mapped::<FlowEntry<A>>()?;
+    fn live(&self, mut each: impl FnMut(Live)) -> Result<(), ViewError> {
+        self.any_live(|flow| {
+            each(flow);
+            false
+        })?;
+        Ok(())
+    }
+
+    /// Whether `is_meant` returns true for a flow that has not expired. It is not called for further flows then.
+    fn any_live(&self, mut is_meant: impl FnMut(Live) -> bool) -> Result<bool, ViewError> {
+        let config = self.node_config()?;
+        let now = now(config.hz);
+        let v4 = self.flow_table::<[u8; 4]>()?;
+        if in_use::<[u8; 4]>(&v4).filter_map(|flow| Live::of(&flow, &config, now)).any(&mut is_meant) {
+            return Ok(true);
+        }
+        let v6 = self.flow_table::<[u8; 16]>()?;
+        Ok(in_use::<[u8; 16]>(&v6).filter_map(|flow| Live::of(&flow, &config, now)).any(is_meant))
+    }
+
+    fn family<A: MapFamily>(&self, config: &NodeConfig, now: u32) -> Result<Vec<FlowRow>, ViewError> {
+        let flows = self.flow_table::<A>()?;
         Ok(in_use::<A>(&flows).filter_map(|flow| row(&flow, config, now)).collect())
     }
 }
@@ -126,18 +113,12 @@ impl View {
 const STATE_BYTE: usize = if cfg!(target_endian = "little") { 0 } else { size_of::<u64>() - 1 };
 
 /// Returns copies of the entries in use.
-fn in_use<A>(flows: &Mapping) -> impl Iterator<Item = FlowEntry<A>>
-where
-    FlowEntry<A>: Plain,
-{
+fn in_use<A: Address>(flows: &Mapping) -> impl Iterator<Item = FlowEntry<A>> {
     numbered_in_use(flows).map(|(_, flow)| flow)
 }
 
 /// Returns copies of the entries in use, with their numbers. Most entries are not in use: of those, only the state is read.
-pub(super) fn numbered_in_use<A>(flows: &Mapping) -> impl Iterator<Item = (usize, FlowEntry<A>)>
-where
-    FlowEntry<A>: Plain,
-{
+pub(super) fn numbered_in_use<A: Address>(flows: &Mapping) -> impl Iterator<Item = (usize, FlowEntry<A>)> {
     (0..flows.len())
         .filter(|index| flows.byte(*index, STATE_BYTE).is_some_and(|byte| u32::from(byte) & STATE_USED != 0))
         .filter_map(|index| Some((index, flows.read(index)?)))
@@ -204,41 +185,37 @@ fn state<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Flow
     }
 }
 
-/// Returns the bits of the frontend and of the endpoint; `None` for a flow that has expired.
-fn bits<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Option<[FilterBit; 2]> {
-    (state(flow, config, not_before(flow, config, now)) != FlowState::Expired).then(|| {
-        [
-            position(Role::Frontend, &flow.frontend, flow.frontend_port, flow.proto),
-            position(Role::Backend, &flow.backend, flow.backend_port, flow.proto),
-        ]
-    })
+/// A flow of either family that has not expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Live {
+    bits: u32,
+    /// Id of the Service port.
+    service: u32,
+    source_port: u16,
+    /// The bits of the frontend and of the endpoint in the prefilter.
+    filter: [FilterBit; 2],
 }
 
-/// Returns the Service port of a flow, if it is one of these and the flow has not expired.
-fn service<A: Address>(
-    flow: &FlowEntry<A>,
-    among: &BTreeSet<u32>,
-    config: &NodeConfig,
-    now: u32,
-) -> Option<u32> {
-    let is_meant = among.contains(&flow.service)
-        && state(flow, config, not_before(flow, config, now)) != FlowState::Expired;
-    is_meant.then_some(flow.service)
-}
+impl Live {
+    fn of<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Option<Self> {
+        (!flow.is_expired(not_before(flow, config, now), config)).then(|| Self {
+            bits: flow.bits(),
+            service: flow.service,
+            source_port: flow.source_port,
+            filter: [
+                position(Role::Frontend, &flow.frontend, flow.frontend_port, flow.proto),
+                position(Role::Backend, &flow.backend, flow.backend_port, flow.proto),
+            ],
+        })
+    }
 
-fn is_snat_beside<A: Address>(
-    flow: &FlowEntry<A>,
-    ranges: [PortRange; SNAT_RANGES],
-    config: &NodeConfig,
-    now: u32,
-) -> bool {
-    flow.bits() & STATE_SNAT != 0
-        && !ranges.iter().any(|range| range.contains(flow.source_port))
-        && state(flow, config, not_before(flow, config, now)) != FlowState::Expired
-}
+    fn service_in(&self, among: &BTreeSet<u32>) -> Option<u32> {
+        among.contains(&self.service).then_some(self.service)
+    }
 
-fn is_dsr<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> bool {
-    flow.bits() & STATE_DSR != 0 && state(flow, config, not_before(flow, config, now)) != FlowState::Expired
+    fn is_snat_outside(&self, ranges: [PortRange; SNAT_RANGES]) -> bool {
+        self.bits & STATE_SNAT != 0 && !ranges.iter().any(|range| range.contains(self.source_port))
+    }
 }
 
 /// Returns the row of an entry; `None` for a free entry.
@@ -348,7 +325,8 @@ mod tests {
     fn service_port_is_in_use_until_its_flow_expires() {
         let config = NodeConfig::new(HZ, 16, 16, 1);
         let flow = FlowEntry { service: 7, ..flow(17, USED, 2_000) };
-        let used = |among: u32, silent: u32| service(&flow, &[among].into(), &config, 2_000 + silent * HZ);
+        let live = |silent: u32| Live::of(&flow, &config, 2_000 + silent * HZ);
+        let used = |among: u32, silent: u32| live(silent)?.service_in(&[among].into());
         assert_eq!([used(7, 29), used(7, 31), used(8, 29)], [Some(7), None, None]);
     }
 
@@ -381,8 +359,9 @@ mod tests {
             position(Role::Frontend, &[10u8, 96, 0, 1], 80, 6),
             position(Role::Backend, &[10u8, 244, 0, 7], 8080, 6),
         ];
-        assert_eq!(bits(&flow, &config, 2_000 + 86_399 * HZ), Some(expected));
-        assert_eq!(bits(&flow, &config, 2_000 + 86_402 * HZ), None);
+        let bits = |silent: u32| Live::of(&flow, &config, 2_000 + silent * HZ).map(|flow| flow.filter);
+        assert_eq!(bits(86_399), Some(expected));
+        assert_eq!(bits(86_402), None);
     }
 
     #[rstest]
@@ -399,7 +378,8 @@ mod tests {
     ) {
         let flow = FlowEntry { source_port: port, ..flow(6, bits, 2_000) };
         let config = NodeConfig::new(HZ, 16, 16, 1);
-        assert_eq!(is_snat_beside(&flow, config.snat, &config, 2_000 + silent * HZ), expected);
+        let live = Live::of(&flow, &config, 2_000 + silent * HZ);
+        assert_eq!(live.is_some_and(|flow| flow.is_snat_outside(config.snat)), expected);
     }
 
     #[test]

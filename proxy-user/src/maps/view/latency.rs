@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aya::maps::MapType;
-use proxy_common::abi::Plain;
 use proxy_common::flow::{FlowEntry, STATE_SYN, STATE_USED};
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample, answered_in, bucket};
 use proxy_common::map_names as map;
@@ -129,10 +128,7 @@ fn is_measured<A: Address>(flow: &FlowEntry<A>) -> bool {
         && flow.service != 0
 }
 
-fn measured<A: Address>(flows: &Mapping, clock: flows::Clock, is_v6: bool) -> Vec<Place>
-where
-    FlowEntry<A>: Plain,
-{
+fn measured<A: Address>(flows: &Mapping, clock: flows::Clock, is_v6: bool) -> Vec<Place> {
     let of = |(index, flow): (usize, FlowEntry<A>)| {
         is_measured(&flow).then(|| Place { age: clock.age(flow.created), index, is_v6 })
     };
@@ -144,10 +140,7 @@ fn example<A: Address + Into<IpAddr>>(
     index: usize,
     took: Duration,
     clock: flows::Clock,
-) -> Option<(u32, Example)>
-where
-    FlowEntry<A>: Plain,
-{
+) -> Option<(u32, Example)> {
     let flow = flows.read::<FlowEntry<A>>(index).filter(is_measured)?;
     let example = Example {
         client: SocketAddr::new(flow.client.into(), flow.client_port),

@@ -15,6 +15,9 @@ use crate::maps::mapping::Mapping;
 
 const WORDS: usize = size_of::<Event>() / 4;
 
+/// More events than the ring holds.
+const ALL: usize = 1 << 13;
+
 /// Nanoseconds after which a lease is renewed.
 const RENEWAL: u64 = LEASE_NANOSECONDS / 6;
 
@@ -32,10 +35,21 @@ pub struct Listener {
 }
 
 impl View {
+    fn events(&self) -> Result<(Ring, Shared), ViewError> {
+        let ring = self.pin(map::EVENTS, MapType::RingBuf)?.ring()?;
+        Ok((ring, Shared(self.pin(map::MONITOR, MapType::Array)?.shared::<Monitor>()?)))
+    }
+
+    /// Starts to keep refusals, drops and passes of the time without listeners. The caller then has to renew it every second.
+    pub fn keep_events(&self) -> Result<EventHistory, ViewError> {
+        let (ring, shared) = self.events()?;
+        Ok(EventHistory { ring, shared })
+    }
+
     /// Starts to listen to all refusals, drops and passes, and to one of `sample` new flows (0: no flows).
     pub fn listen(&self, sample: u32) -> Result<Listener, ViewError> {
-        let ring = self.pin(map::EVENTS, MapType::RingBuf)?.ring()?;
-        let shared = Shared(self.pin(map::MONITOR, MapType::Array)?.shared::<Monitor>()?);
+        let (mut ring, shared) = self.events()?;
+        ring.skip_history();
         let begun = now();
         let (lease, until) = shared.claim(begun).ok_or(ViewError::TooMany)?;
         let lost_before = shared.lost();
@@ -67,9 +81,7 @@ impl Listener {
         if now() + LEASE_NANOSECONDS >= self.until + RENEWAL {
             self.renew()?;
         }
-        while let Some(words) = self.ring.next::<WORDS>() {
-            // SAFETY: both types have one size, and every bit pattern is an event (`Plain`).
-            let event = unsafe { std::mem::transmute::<[u32; WORDS], Event>(words) };
+        while let Some(event) = next_event(&mut self.ring) {
             if event.time >= self.begun {
                 return Ok(Some(event));
             }
@@ -77,9 +89,42 @@ impl Listener {
         Ok(None)
     }
 
+    /// Returns the events of the history that this listener does not return, because they are older than it is.
+    pub fn earlier_events(&self, view: &View) -> Result<Vec<Event>, ViewError> {
+        let (mut ring, _) = view.events()?;
+        let events = std::iter::from_fn(|| next_event(&mut ring)).take(ALL);
+        Ok(events.filter(|event| event.time < self.begun).collect())
+    }
+
     /// Returns the number of events that were lost since this listener started.
     pub fn lost(&self) -> u64 {
         self.shared.lost().wrapping_sub(self.lost_before) + self.ring.missed()
+    }
+}
+
+fn next_event(ring: &mut Ring) -> Option<Event> {
+    let words = ring.next::<WORDS>()?;
+    // SAFETY: both types have one size, and every bit pattern is an event (`Plain`).
+    Some(unsafe { std::mem::transmute::<[u32; WORDS], Event>(words) })
+}
+
+/// The lease that fills the history while there is no listener. It ends by itself if it is not renewed.
+pub struct EventHistory {
+    ring: Ring,
+    shared: Shared,
+}
+
+impl EventHistory {
+    /// Renews the lease, and makes room in the ring. In a flood of events, the programs fill the room that there is, and then
+    /// write no more until the next renewal.
+    pub fn renew(&mut self) {
+        // While there is a listener, a flood may fill the ring as fast as it is read.
+        for _ in std::iter::from_fn(|| next_event(&mut self.ring)).take(ALL) {}
+        let now = now();
+        if let Some(until) = self.shared.word(offset_of!(Monitor, history_until)) {
+            until.store(now + LEASE_NANOSECONDS, Ordering::Release);
+        }
+        self.shared.agree(now);
     }
 }
 
@@ -170,8 +215,13 @@ impl Shared {
     /// Writes the summary of all leases for the programs: the latest end, the smallest sample. Two listeners that write it
     /// at once may leave an older value, until the next renewal.
     fn agree(&self, now: u64) {
-        let Some((until, sample)) =
-            self.word(offset_of!(Monitor, until)).zip(self.word(offset_of!(Monitor, sample)))
+        let words = [
+            offset_of!(Monitor, until),
+            offset_of!(Monitor, live_until),
+            offset_of!(Monitor, sample),
+            offset_of!(Monitor, history_until),
+        ];
+        let [Some(until), Some(live), Some(sample), Some(history)] = words.map(|offset| self.word(offset))
         else {
             return;
         };
@@ -183,10 +233,12 @@ impl Shared {
         });
         let held: Vec<_> = held.collect();
         let closest = held.iter().map(|(_, sample)| *sample).filter(|sample| *sample > 0).min();
-        let longest = held.iter().map(|(until, _)| *until).max();
+        let longest = held.iter().map(|(until, _)| *until).max().unwrap_or(0);
         sample.store(closest.unwrap_or(0), Ordering::Release);
+        live.store(longest, Ordering::Release);
+        let kept = Some(history.load(Ordering::Acquire)).filter(|until| *until >= now).unwrap_or(0);
         // If this fails, another listener was faster.
-        let _ = until.compare_exchange(before, longest.unwrap_or(0), Ordering::AcqRel, Ordering::Relaxed);
+        let _ = until.compare_exchange(before, longest.max(kept), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 

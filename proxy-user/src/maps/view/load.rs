@@ -6,8 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use aya::maps::MapType;
-use proxy_common::Address;
-use proxy_common::abi::Plain;
 use proxy_common::config::NodeConfig;
 use proxy_common::connections;
 use proxy_common::conntrack::{is_counted, is_expired};
@@ -15,6 +13,7 @@ use proxy_common::flow::{FlowEntry, STATE_COUNTS, STATE_USED, bits_of, holds_flo
 use proxy_common::map_names as map;
 
 use super::{View, ViewError, flows};
+use crate::maps::family::MapFamily;
 use crate::maps::mapping::Mapping;
 
 /// Seconds by which the clock may be wrong that decides whether a flow has expired.
@@ -57,24 +56,20 @@ impl View {
         let config = self.node_config()?;
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
         let mut counted = Counted::default();
-        self.recount_family::<[u8; 4]>(map::FLOWS, &open, &config, &mut counted)?;
-        self.recount_family::<[u8; 16]>(map::FLOWS6, &open, &config, &mut counted)?;
+        self.recount_family::<[u8; 4]>(&open, &config, &mut counted)?;
+        self.recount_family::<[u8; 16]>(&open, &config, &mut counted)?;
         let noted = open.all64().into_iter().map(connections::open).zip(0..).filter(|(count, _)| *count != 0);
         counted.noted = noted.map(|(count, id)| (id, count.into())).collect();
         Ok(counted)
     }
 
-    fn recount_family<A: Address>(
+    fn recount_family<A: MapFamily>(
         &self,
-        name: &'static str,
         open: &Mapping,
         config: &NodeConfig,
         counted: &mut Counted,
-    ) -> Result<(), ViewError>
-    where
-        FlowEntry<A>: Plain,
-    {
-        let entries = self.pin(name, MapType::Array)?.shared::<FlowEntry<A>>()?;
+    ) -> Result<(), ViewError> {
+        let entries = self.pin(A::FLOWS, MapType::Array)?.shared::<FlowEntry<A>>()?;
         let now = flows::now(config.hz).wrapping_sub(TOLERANCE * config.hz);
         for index in 0..entries.len() {
             let Some(word) = entries.word64(index) else { break };

@@ -26,15 +26,15 @@ mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::mem::offset_of;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use crate::maps::family::MapFamily;
+use crate::maps::sys;
 use aya::maps::{MapType, PerCpuArray, PerCpuValues};
 use ipnet::IpNet;
-use proxy_common::Address;
-use proxy_common::abi::Plain;
-use proxy_common::backend::{BACKEND_FREE, BackendEntry};
+use proxy_common::Address as _;
+use proxy_common::backend::BACKEND_FREE;
 use proxy_common::config::NodeConfig;
 use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
@@ -52,7 +52,7 @@ pub use flow_row::{FlowCounts, FlowRow, Forwarding};
 pub use flows::monotonic;
 pub(super) use flows::{not_before, now};
 pub use latency::Example;
-pub use listen::{LastEvents, Listener};
+pub use listen::{EventHistory, LastEvents, Listener};
 pub use load::Counted;
 pub use moves::{FlowId, MovableFlow, RebalancedPort};
 pub use rows::{
@@ -150,8 +150,8 @@ impl View {
 
     /// Returns the frontends, and the entries that [`View::services`] leaves out.
     fn frontend_rows(&self) -> Result<FrontendRows, ViewError> {
-        let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
-        let mut entries6 = self.frontends::<[u8; 16]>(map::SERVICES6)?;
+        let mut entries = self.frontends::<[u8; 4]>()?;
+        let mut entries6 = self.frontends::<[u8; 16]>()?;
         let mut unmanaged = Vec::new();
         let addresses = [&mut entries, &mut entries6].map(|entries| {
             let before = entries.len();
@@ -189,35 +189,30 @@ impl View {
 
     /// Returns the addresses in `node_addrs` and `node_addrs6`, with their `NODE_ADDR_*` bits.
     pub fn node_addresses(&self) -> Result<BTreeMap<IpAddr, NodeAddr>, ViewError> {
-        let v4 = self.pin(map::NODE_ADDRS, MapType::Hash)?.all::<[u8; 4], NodeAddr>()?;
-        let v6 = self.pin(map::NODE_ADDRS6, MapType::Hash)?.all::<[u8; 16], NodeAddr>()?;
+        let (v4, v6) = (self.node_addrs::<[u8; 4]>()?, self.node_addrs::<[u8; 16]>()?);
         let v4 = v4.into_iter().map(|(address, bits)| (IpAddr::from(address), bits));
         Ok(v4.chain(v6.into_iter().map(|(address, bits)| (address.into(), bits))).collect())
     }
 
+    fn node_addrs<A: MapFamily>(&self) -> Result<Vec<(A, NodeAddr)>, ViewError> {
+        self.pin(A::NODE_ADDRS, MapType::Hash)?.all()
+    }
+
     /// Returns the ranges of Service addresses, whose unused addresses and ports are refused; those of IPv4 first.
     pub fn service_cidrs(&self) -> Result<Vec<IpNet>, ViewError> {
-        let (v4, v6) = (self.cidrs_of::<[u8; 4]>(map::NODE)?, self.cidrs_of::<[u8; 16]>(map::NODE6)?);
+        let (v4, v6) = (self.cidrs_of::<[u8; 4]>()?, self.cidrs_of::<[u8; 16]>()?);
         Ok([v4, v6].concat())
     }
 
-    fn cidrs_of<A>(&self, name: &'static str) -> Result<Vec<IpNet>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        NodeEntry<A>: Plain,
-    {
-        let rows = self.pin(name, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
+    fn cidrs_of<A: MapFamily>(&self) -> Result<Vec<IpNet>, ViewError> {
+        let rows = self.pin(A::NODE, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
         let used = |node: NodeEntry<A>| node.service_cidrs.into_iter().take(node.service_cidr_count as usize);
         let net = |cidr: Cidr<A>| IpNet::with_netmask(cidr.addr.into(), cidr.mask.into()).ok();
         Ok(rows.into_iter().flat_map(|(_, node)| used(node)).filter_map(net).collect())
     }
 
-    fn frontends<A>(&self, name: &'static str) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        ServiceKey<A>: Plain,
-    {
-        let entries = self.pin(name, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
+    fn frontends<A: MapFamily>(&self) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError> {
+        let entries = self.pin(A::SERVICES, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
         Ok(entries.into_iter().map(|(key, entry)| (FrontendRow::of(key, &entry), entry)).collect())
     }
 
@@ -234,21 +229,14 @@ impl View {
 
     /// Returns the endpoints in use or quarantined, by id.
     pub fn backends(&self) -> Result<BTreeMap<u32, BackendRow>, ViewError> {
-        let mut rows = self.endpoints::<[u8; 4]>(map::BACKENDS)?;
-        rows.extend(self.endpoints::<[u8; 16]>(map::BACKENDS6)?);
+        let mut rows = self.endpoints::<[u8; 4]>()?;
+        rows.extend(self.endpoints::<[u8; 16]>()?);
         Ok(rows)
     }
 
-    fn endpoints<A>(&self, name: &'static str) -> Result<BTreeMap<u32, BackendRow>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        BackendEntry<A>: Plain,
-    {
-        let entries = self.pin(name, MapType::Array)?.mapped::<BackendEntry<A>>()?;
-        let state = offset_of!(BackendEntry<A>, state);
-        let used =
-            (0..entries.len()).filter(|id| entries.byte(*id, state).is_some_and(|s| s != BACKEND_FREE));
-        Ok(used.filter_map(|id| Some((id as u32, BackendRow::of(entries.read(id)?)?))).collect())
+    fn endpoints<A: MapFamily>(&self) -> Result<BTreeMap<u32, BackendRow>, ViewError> {
+        let rows = self.rows::<A>(|state| state != BACKEND_FREE)?;
+        Ok(rows.into_iter().filter_map(|(id, row)| Some((id, BackendRow::of(row)?))).collect())
     }
 
     /// Returns the counters of these Service ports, over all CPUs.
@@ -367,10 +355,9 @@ impl View {
 /// Converts an address from words in memory order, as programs keep it; `None` if the family is neither 4 nor 6. An IPv4
 /// address is in the first word.
 pub fn ip_of(family: u32, words: [u32; 4]) -> Option<IpAddr> {
-    let octets: [u8; 16] = words.map(u32::to_ne_bytes).as_flattened().try_into().ok()?;
     match family {
-        4 => Some(Ipv4Addr::from(words[0].to_ne_bytes()).into()),
-        6 => Some(Ipv6Addr::from(octets).into()),
+        4 => Some(<[u8; 4]>::from_words(words).into()),
+        6 => Some(<[u8; 16]>::from_words(words).into()),
         _ => None,
     }
 }
@@ -383,7 +370,8 @@ fn other_version(bpffs: &Path, root: &Path) -> ViewError {
     });
     match found {
         Some(found) => ViewError::OtherVersion { root: root.to_owned(), found, expected: ABI_VERSION },
-        None => ViewError::Nothing { bpffs: bpffs.to_owned() },
+        None if sys::is_bpffs(bpffs) => ViewError::Nothing { bpffs: bpffs.to_owned() },
+        None => ViewError::NoBpffs { path: bpffs.to_owned() },
     }
 }
 

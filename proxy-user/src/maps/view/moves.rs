@@ -5,20 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use aya::maps::MapType;
-use proxy_common::abi::Plain;
-use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BackendEntry, weight_of};
+use proxy_common::PROTO_TCP;
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_IN_CLUSTER, weight_of};
 use proxy_common::conntrack::{MOVES, SEEN_REPLY, age, is_closed, is_half_closed};
 use proxy_common::flow::{
     FlowEntry, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, generation_of, tunnel_of,
 };
-use proxy_common::map_names as map;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, SERVICE_REBALANCES, ServiceEntry, ServiceKey};
 use proxy_common::socket::TranslatedSocket;
-use proxy_common::{Address, PROTO_TCP};
 
 use super::removal::{is_of, mark};
 use super::{View, ViewError, flows, ip_of};
+use crate::maps::family::MapFamily;
 
 /// A Service port whose idle connections move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,8 +73,8 @@ impl View {
     /// Returns the Service ports whose idle connections move, by id.
     pub fn rebalanced(&self) -> Result<BTreeMap<u32, RebalancedPort>, ViewError> {
         let mut ports = BTreeMap::new();
-        self.add_rebalanced::<[u8; 4]>(map::SERVICES, map::BACKENDS, &mut ports)?;
-        self.add_rebalanced::<[u8; 16]>(map::SERVICES6, map::BACKENDS6, &mut ports)?;
+        self.add_rebalanced::<[u8; 4]>(&mut ports)?;
+        self.add_rebalanced::<[u8; 16]>(&mut ports)?;
         if !ports.is_empty() {
             let (ejected, trials) = (self.ejected()?, self.on_trial()?);
             for port in ports.values_mut() {
@@ -87,18 +86,11 @@ impl View {
         Ok(ports)
     }
 
-    fn add_rebalanced<A>(
+    fn add_rebalanced<A: MapFamily>(
         &self,
-        services: &'static str,
-        backends: &'static str,
         ports: &mut BTreeMap<u32, RebalancedPort>,
-    ) -> Result<(), ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        ServiceKey<A>: Plain,
-        BackendEntry<A>: Plain,
-    {
-        let entries = self.pin(services, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
+    ) -> Result<(), ViewError> {
+        let entries = self.pin(A::SERVICES, MapType::Hash)?.all::<ServiceKey<A>, ServiceEntry>()?;
         let mut algorithms = BTreeMap::new();
         for (key, entry) in entries {
             let is_meant = entry.flags & SERVICE_REBALANCES != 0
@@ -112,7 +104,7 @@ impl View {
         if algorithms.is_empty() {
             return Ok(());
         }
-        for (id, row) in self.rows::<A>(backends, |state| state == BACKEND_ACTIVE)? {
+        for (id, row) in self.rows::<A>(|state| state == BACKEND_ACTIVE)? {
             let Some(algorithm) = algorithms.get(&row.service) else { continue };
             if let Some(port) = ports.get_mut(&row.service).filter(|_| row.flags & BACKEND_IN_CLUSTER != 0) {
                 let is_weighted = algorithm.weighted() == *algorithm;
@@ -128,27 +120,20 @@ impl View {
         ports: &BTreeMap<u32, RebalancedPort>,
     ) -> Result<Vec<MovableFlow>, ViewError> {
         let mut found = Vec::new();
-        self.add_movable::<[u8; 4]>(map::BACKENDS, map::FLOWS, ports, &mut found)?;
-        self.add_movable::<[u8; 16]>(map::BACKENDS6, map::FLOWS6, ports, &mut found)?;
+        self.add_movable::<[u8; 4]>(ports, &mut found)?;
+        self.add_movable::<[u8; 16]>(ports, &mut found)?;
         Ok(found)
     }
 
-    fn add_movable<A>(
+    fn add_movable<A: MapFamily>(
         &self,
-        backends: &'static str,
-        table: &'static str,
         ports: &BTreeMap<u32, RebalancedPort>,
         found: &mut Vec<MovableFlow>,
-    ) -> Result<(), ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        BackendEntry<A>: Plain,
-        FlowEntry<A>: Plain,
-    {
+    ) -> Result<(), ViewError> {
         let config = self.node_config()?;
         let (hz, now) = (config.hz.max(1), flows::now(config.hz));
-        let rows = self.rows::<A>(backends, |state| state == BACKEND_ACTIVE)?;
-        let entries = self.pin(table, MapType::Array)?.mapped::<FlowEntry<A>>()?;
+        let rows = self.rows::<A>(|state| state == BACKEND_ACTIVE)?;
+        let entries = self.flow_table::<A>()?;
         for (index, flow) in flows::numbered_in_use::<A>(&entries) {
             let Some(port) = ports.get(&flow.service) else { continue };
             let is_meant = may_be_marked(flow.proto, flow.bits())
@@ -172,18 +157,15 @@ impl View {
     /// Marks these flows: the programs reset the connection of each at the client's next request. Returns how many were marked.
     pub fn move_flows(&self, meant: &[FlowId]) -> Result<u64, ViewError> {
         let (v6, v4): (Vec<_>, Vec<_>) = meant.iter().partition(|id| id.is_v6);
-        let v4 = self.move_family::<[u8; 4]>(map::FLOWS, &v4)?;
-        Ok(v4 + self.move_family::<[u8; 16]>(map::FLOWS6, &v6)?)
+        let v4 = self.move_family::<[u8; 4]>(&v4)?;
+        Ok(v4 + self.move_family::<[u8; 16]>(&v6)?)
     }
 
-    fn move_family<A: Address>(&self, table: &'static str, meant: &[FlowId]) -> Result<u64, ViewError>
-    where
-        FlowEntry<A>: Plain,
-    {
+    fn move_family<A: MapFamily>(&self, meant: &[FlowId]) -> Result<u64, ViewError> {
         if meant.is_empty() {
             return Ok(0);
         }
-        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let entries = self.pin(A::FLOWS, MapType::Array)?.shared::<FlowEntry<A>>()?;
         let mark_one = |id: &&FlowId| {
             let Some(word) = entries.word64(id.index as usize) else { return false };
             let seen = u64::from(id.generation) << u32::BITS | u64::from(STATE_USED);

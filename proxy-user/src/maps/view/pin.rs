@@ -1,6 +1,7 @@
 //! One pin, used only after its type and sizes were compared with the expected ones.
 
 use std::fmt::Debug;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -37,31 +38,7 @@ impl Pin {
         let data = MapData::from_pin(&path).map_err(error)?;
         let info = data.info().map_err(error)?;
         let found = info.map_type().map_err(error)?;
-        if [MapType::Array, MapType::PerCpuArray].contains(&kind)
-            && [MapType::ArrayOfMaps, kind].contains(&found)
-        {
-            let read = |source| ViewError::Read { path: path.clone(), source };
-            let array = Segments::open(folder, name).map_err(read)?;
-            let (SegmentShape { kind: found, value_size, flags, .. }, capacity) =
-                (array.shape(), array.len());
-            if found != kind as u32 {
-                return Err(shape(path, "type", found, kind as u32));
-            }
-            let key_size = size_of::<u32>() as u32;
-            return Ok(Self {
-                path,
-                data,
-                array: Some(array),
-                key_size,
-                value_size,
-                capacity: capacity as u32,
-                flags,
-            });
-        }
-        if found != kind {
-            return Err(shape(path, "type", found, kind));
-        }
-        Ok(Self {
+        let pin = Self {
             key_size: info.key_size(),
             value_size: info.value_size(),
             capacity: info.max_entries(),
@@ -69,7 +46,18 @@ impl Pin {
             array: None,
             data,
             path,
-        })
+        };
+        let is_array = [MapType::Array, MapType::PerCpuArray].contains(&kind);
+        if !is_array || ![MapType::ArrayOfMaps, kind].contains(&found) {
+            return if found == kind { Ok(pin) } else { Err(shape(pin.path, "type", found, kind)) };
+        }
+        let array = pin.read(Segments::open(folder, name))?;
+        let SegmentShape { kind: found, value_size, flags, entries: _ } = array.shape();
+        if found != kind as u32 {
+            return Err(shape(pin.path, "type", found, kind as u32));
+        }
+        let (key_size, capacity) = (size_of::<u32>() as u32, array.len() as u32);
+        Ok(Self { key_size, value_size, capacity, flags, array: Some(array), ..pin })
     }
 
     /// Checks the sizes of key and value.
@@ -97,8 +85,7 @@ impl Pin {
     /// Returns the number of entries.
     pub(super) fn count<K: Plain, V: Plain>(&self) -> Result<u32, ViewError> {
         self.check::<K, V>()?;
-        let count = sys::count::<K, V>(self.data.fd().as_fd());
-        count.map(|count| count as u32).map_err(|source| ViewError::Read { path: self.path.clone(), source })
+        self.read(sys::count::<K, V>(self.data.fd().as_fd())).map(|count| count as u32)
     }
 
     /// Maps the elements of an array into memory, read-only: the caller can read all of them without a copy.
@@ -116,9 +103,7 @@ impl Pin {
         let array = self.array.as_ref().filter(|_| self.flags & BPF_F_MMAPABLE != 0);
         let array = array
             .ok_or_else(|| shape(self.path.clone(), "flags", self.flags, self.flags | BPF_F_MMAPABLE))?;
-        array
-            .map(protection, 0..array.len())
-            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+        self.read(array.map(protection, 0..array.len()))
     }
 
     /// Returns at least the first `count` entries, or all if there are fewer.
@@ -127,9 +112,8 @@ impl Pin {
         if count == 0 {
             return Ok(Vec::new());
         }
-        sys::lookup(self.data.fd().as_fd(), None, count.min(self.capacity) as usize)
-            .map(|(found, _)| found)
-            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+        let found = sys::lookup(self.data.fd().as_fd(), None, count.min(self.capacity) as usize);
+        self.read(found).map(|(found, _)| found)
     }
 
     /// Passes the first `count` entries of a per-CPU array to `take`: the index, and the values of all CPUs.
@@ -139,13 +123,12 @@ impl Pin {
         mut take: impl FnMut(u32, &[V]),
     ) -> Result<(), ViewError> {
         self.check::<u32, V>()?;
-        let read = |source| ViewError::Read { path: self.path.clone(), source };
-        let cpus = nr_cpus().map_err(|(_, source)| read(source))?;
+        let cpus = self.read(nr_cpus().map_err(|(_, source)| source))?;
         let (segments, per) = self.segments();
         for (segment, base) in segments.iter().zip((0..count).step_by(per as usize)) {
             let here = (count - base).min(per);
-            sys::lookup_per_cpu(segment.as_fd(), here, cpus, |id, values: &[V]| take(base + id, values))
-                .map_err(read)?;
+            let take = |id, values: &[V]| take(base + id, values);
+            self.read(sys::lookup_per_cpu(segment.as_fd(), here, cpus, take))?;
         }
         Ok(())
     }
@@ -153,8 +136,7 @@ impl Pin {
     /// Returns these elements of an array.
     pub(super) fn elements<V: Plain>(&self, range: Range<u32>) -> Result<Vec<(u32, V)>, ViewError> {
         self.check::<u32, V>()?;
-        let found = self.array.as_ref().map_or(Ok(Vec::new()), |array| array.lookup(range));
-        found.map_err(|source| ViewError::Read { path: self.path.clone(), source })
+        self.read(self.array.as_ref().map_or(Ok(Vec::new()), |array| array.lookup(range)))
     }
 
     /// Returns the segments of an array, and the number of elements of each.
@@ -171,19 +153,23 @@ impl Pin {
         &self,
         segment: &OwnedFd,
     ) -> Result<PerCpuArray<MapData, V>, ViewError> {
-        let fd = segment.try_clone().map_err(|source| ViewError::Read { path: self.path.clone(), source })?;
+        let fd = self.read(segment.try_clone())?;
         self.element(MapData::from_fd(fd).and_then(|map| Map::PerCpuArray(map).try_into()))
     }
 
-    /// Adds the path to an error.
+    /// Adds the path to an error of the system.
+    fn read<T>(&self, read: io::Result<T>) -> Result<T, ViewError> {
+        read.map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    /// Adds the path to an error of aya.
     pub(super) fn element<T>(&self, read: Result<T, aya::maps::MapError>) -> Result<T, ViewError> {
         read.map_err(|source| ViewError::map(&self.path, source))
     }
 
     /// Maps the ring buffer into memory.
     pub(super) fn ring(&self) -> Result<Ring, ViewError> {
-        Ring::new(self.data.fd().as_fd(), self.capacity as usize)
-            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+        self.read(Ring::new(self.data.fd().as_fd(), self.capacity as usize))
     }
 }
 

@@ -7,42 +7,37 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::MapType;
-use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_RESET, BackendEntry};
 use proxy_common::conntrack::is_closed;
 use proxy_common::flow::{
-    FlowEntry, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, STATE_WATCH, bits_of, generation_of,
-    holds_flow, tunnel_of, with_bits,
+    FlowEntry, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_WATCH, bits_of, generation_of, holds_flow,
+    tunnel_of, with_bits,
 };
-use proxy_common::map_names as map;
 use proxy_common::{Address, PROTO_TCP};
 
 use super::{View, ViewError, flows};
-use crate::maps::mapping::Mapping;
+use crate::maps::family::MapFamily;
 
-/// Attempts to mark a flow whose state is changed by packets at the same time; then the flow is left to the next call.
+/// Attempts to change the state of a flow that packets change at the same time; then the flow is left to the next call.
 const TRIES: usize = 16;
 
 impl View {
     /// Marks the flows of endpoints whose connections are reset; returns how many were not marked before. The programs
     /// answer the next segment of each client with a RST.
     pub fn mark_flows(&self) -> Result<u64, ViewError> {
-        let v4 = self.mark_family::<[u8; 4]>(map::BACKENDS, map::FLOWS)?;
-        Ok(v4 + self.mark_family::<[u8; 16]>(map::BACKENDS6, map::FLOWS6)?)
+        let v4 = self.mark_family::<[u8; 4]>()?;
+        Ok(v4 + self.mark_family::<[u8; 16]>()?)
     }
 
-    fn mark_family<A: Address>(&self, backends: &'static str, table: &'static str) -> Result<u64, ViewError>
-    where
-        BackendEntry<A>: Plain,
-        FlowEntry<A>: Plain,
-    {
-        let rows = self.rows::<A>(backends, |state| state == BACKEND_RESET)?;
+    fn mark_family<A: MapFamily>(&self) -> Result<u64, ViewError> {
+        let rows = self.rows::<A>(|state| state == BACKEND_RESET)?;
         if rows.is_empty() {
             return Ok(0);
         }
-        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let entries = self.pin(A::FLOWS, MapType::Array)?.shared::<FlowEntry<A>>()?;
         let mut marked = 0;
-        for (word, flow) in used::<A>(&entries) {
+        for (index, flow) in flows::numbered_in_use::<A>(&entries) {
+            let Some(word) = entries.word64(index) else { break };
             let bits = flow.bits();
             // A direct flow belongs to no Service. The answer to an encapsulated packet would go to the other node, which
             // resets the connection itself.
@@ -62,29 +57,20 @@ impl View {
     /// Closed and expired flows do not count.
     pub fn flows_of_left(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
         let mut counts = BTreeMap::new();
-        self.count_left::<[u8; 4]>(map::BACKENDS, map::FLOWS, &mut counts)?;
-        self.count_left::<[u8; 16]>(map::BACKENDS6, map::FLOWS6, &mut counts)?;
+        self.count_left::<[u8; 4]>(&mut counts)?;
+        self.count_left::<[u8; 16]>(&mut counts)?;
         Ok(counts)
     }
 
-    fn count_left<A: Address>(
-        &self,
-        backends: &'static str,
-        table: &'static str,
-        counts: &mut BTreeMap<u32, u64>,
-    ) -> Result<(), ViewError>
-    where
-        BackendEntry<A>: Plain,
-        FlowEntry<A>: Plain,
-    {
-        let rows = self.rows::<A>(backends, |state| state != BACKEND_ACTIVE && state != BACKEND_FREE)?;
+    fn count_left<A: MapFamily>(&self, counts: &mut BTreeMap<u32, u64>) -> Result<(), ViewError> {
+        let rows = self.rows::<A>(|state| state != BACKEND_ACTIVE && state != BACKEND_FREE)?;
         if rows.is_empty() {
             return Ok(());
         }
         let config = self.node_config()?;
         let now = flows::now(config.hz);
-        let entries = self.pin(table, MapType::Array)?.mapped::<FlowEntry<A>>()?;
-        for (_, flow) in used::<A>(&entries) {
+        let entries = self.flow_table::<A>()?;
+        for (_, flow) in flows::numbered_in_use::<A>(&entries) {
             let is_open = bits_of(flow.state) & STATE_DIRECT == 0
                 && !is_closed(flow.bits())
                 && !flow.is_expired(flows::not_before(&flow, &config, now), &config);
@@ -96,31 +82,15 @@ impl View {
     }
 
     /// Returns the rows whose state `is_meant` accepts, by id.
-    pub(super) fn rows<A: Address>(
+    pub(super) fn rows<A: MapFamily>(
         &self,
-        backends: &'static str,
         is_meant: impl Fn(u8) -> bool,
-    ) -> Result<BTreeMap<u32, BackendEntry<A>>, ViewError>
-    where
-        BackendEntry<A>: Plain,
-    {
-        let rows = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<A>>()?;
+    ) -> Result<BTreeMap<u32, BackendEntry<A>>, ViewError> {
+        let rows = self.pin(A::BACKENDS, MapType::Array)?.mapped::<BackendEntry<A>>()?;
         let state = offset_of!(BackendEntry<A>, state);
         let meant = (0..rows.len()).filter(|id| rows.byte(*id, state).is_some_and(&is_meant));
         Ok(meant.filter_map(|id| Some((id as u32, rows.read(id)?))).collect())
     }
-}
-
-/// Returns the flows in use, each with its state word.
-fn used<A: Address>(entries: &Mapping) -> impl Iterator<Item = (&AtomicU64, FlowEntry<A>)>
-where
-    FlowEntry<A>: Plain,
-{
-    (0..entries.len()).filter_map(|index| {
-        let word = entries.word64(index)?;
-        let is_used = bits_of(word.load(Ordering::SeqCst)) & STATE_USED != 0;
-        Some((word, if is_used { entries.read::<FlowEntry<A>>(index)? } else { return None }))
-    })
 }
 
 /// Whether a flow goes to the endpoint of a row: the id may belong to another endpoint by now.
@@ -129,26 +99,37 @@ pub(super) fn is_of<A: Address>(flow: &FlowEntry<A>, row: &BackendEntry<A>) -> b
 }
 
 /// Marks the flow that has the generation of `seen`: changes its bits to those that `change` returns, unless it has a mark already.
-/// Returns whether it did. It does not mark a claimed entry, which is being filled or freed.
+/// Returns whether it did.
 pub(super) fn mark(word: &AtomicU64, seen: u64, change: impl Fn(u32) -> Option<u32>) -> bool {
+    let marked = |state| {
+        let bits = bits_of(state);
+        if bits & STATE_RESET == 0 { Some(with_bits(state, change(bits)?)) } else { None }
+    };
+    exchange(word, generation_of(seen), marked).is_some()
+}
+
+/// Changes the state of the flow with this generation to what `change` returns, and returns the state before. `None`: `change`
+/// returns none, the flow is gone, or the entry is claimed, which means that it is being filled or freed.
+pub(super) fn exchange(
+    word: &AtomicU64,
+    generation: u32,
+    change: impl Fn(u64) -> Option<u64>,
+) -> Option<u64> {
     for _ in 0..TRIES {
         let state = word.load(Ordering::SeqCst);
-        let bits = bits_of(state);
-        if generation_of(state) != generation_of(seen) || !holds_flow(state) || bits & STATE_RESET != 0 {
-            return false;
+        if generation_of(state) != generation || !holds_flow(state) {
+            return None;
         }
-        let Some(marked) = change(bits) else { return false };
-        let marked = with_bits(state, marked);
-        if word.compare_exchange(state, marked, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            return true;
+        if word.compare_exchange(state, change(state)?, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return Some(state);
         }
     }
-    false
+    None
 }
 
 #[cfg(test)]
 mod tests {
-    use proxy_common::flow::STATE_CLAIMED;
+    use proxy_common::flow::{STATE_CLAIMED, STATE_USED};
 
     use super::*;
 

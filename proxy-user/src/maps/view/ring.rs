@@ -2,8 +2,9 @@
 //!
 //! The kernel knows one reader: it overwrites nothing after the position that this reader has published. Here each reader
 //! keeps a position of its own, and moves the published one only forward, so the fastest reader decides what may be
-//! overwritten. A slower reader notices what it has missed: it copies a record, and then checks how far the kernel has
-//! written.
+//! overwritten. It publishes a position behind its own, so that the last quarter of the ring stays readable: new readers
+//! begin with this history. A slower reader notices what it has missed: it copies a record, and then checks how far the
+//! kernel has written.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -19,6 +20,14 @@ const HEADER: usize = BPF_RINGBUF_HDR_SZ as usize;
 /// Bytes before the end that may be overwritten already: the kernel writes the header of the next record before it publishes
 /// its position.
 const MARGIN: usize = 128;
+
+/// The history is the ring divided by this.
+const HISTORY: usize = 4;
+
+/// Bytes of a record of so many words of four bytes, with its header.
+const fn record_size(words: usize) -> usize {
+    (HEADER + 4 * words).next_multiple_of(8)
+}
 
 /// A mapping that is unmapped when it is dropped.
 struct Pages {
@@ -70,7 +79,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Maps a ring of `size` bytes. Reading starts at the first record that no reader has read yet.
+    /// Maps a ring of `size` bytes. Reading starts with the history.
     pub(super) fn new(fd: BorrowedFd<'_>, size: usize) -> io::Result<Self> {
         let page = page_size();
         let consumer = Pages::new(fd, 0, page, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -80,10 +89,17 @@ impl Ring {
         Ok(Self { consumer, producer, page, size, position, missed: 0 })
     }
 
+    /// Skips the history.
+    pub(super) fn skip_history(&mut self) {
+        self.position = self.producer.position().load(Ordering::Acquire);
+    }
+
     /// Returns the next record, as words; `None` if there is none yet. Records of another length are skipped.
     pub(super) fn next<const WORDS: usize>(&mut self) -> Option<[u32; WORDS]> {
         loop {
-            if self.position == self.producer.position().load(Ordering::Acquire) {
+            let written = self.producer.position().load(Ordering::Acquire);
+            if self.position >= written {
+                self.position = written;
                 return None;
             }
             if self.is_overwritten() {
@@ -106,7 +122,9 @@ impl Ring {
             }
             let length = (header & !(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT)) as usize;
             self.position += (HEADER + length).next_multiple_of(8);
-            self.consumer.position().fetch_max(self.position, Ordering::AcqRel);
+            // All records have one size, so the position before the history is the start of a record.
+            let history = self.size / HISTORY / record_size(WORDS) * record_size(WORDS);
+            self.consumer.position().fetch_max(self.position.saturating_sub(history), Ordering::AcqRel);
             if header & BPF_RINGBUF_DISCARD_BIT == 0 && length == 4 * WORDS {
                 return Some(record);
             }
@@ -127,8 +145,7 @@ impl Ring {
     /// Moves to the position of the fastest reader.
     fn skip(&mut self, words: usize) {
         let next = self.consumer.position().load(Ordering::Acquire);
-        let record = (HEADER + 4 * words).next_multiple_of(8);
-        self.missed += (next.saturating_sub(self.position) / record) as u64;
+        self.missed += (next.saturating_sub(self.position) / record_size(words)) as u64;
         self.position = next;
     }
 }

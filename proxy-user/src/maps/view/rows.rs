@@ -16,6 +16,7 @@ use proxy_common::service::{
 };
 
 use proxy_core::model::net::{IpFamily, Protocol};
+use serde::{Serialize, Serializer};
 
 /// An IP protocol number as a map holds it, which may be one that Ballast never wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,12 +162,18 @@ impl FrontendRow {
 }
 
 /// An unmanaged cluster address: packets and sockets to it are neither translated nor refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct UnmanagedRow {
     /// The address.
     pub address: IpAddr,
     /// Whether this node has the address itself; otherwise another proxy serves it.
+    #[serde(rename = "reason", serialize_with = "reason")]
     pub is_own: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over the field")]
+fn reason<S: Serializer>(is_own: &bool, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(if *is_own { "own-address" } else { "other-proxy" })
 }
 
 impl UnmanagedRow {

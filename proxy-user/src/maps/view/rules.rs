@@ -1,12 +1,10 @@
 //! All tables that the programs look up for a new connection, read at once: for `ballast explain`.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
-use aya::Pod;
 use aya::maps::lpm_trie::LpmTrie;
-use aya::maps::{HashMap, Map, MapData, MapType};
-use proxy_common::abi::Plain;
+use aya::maps::{Map, MapData, MapType};
+use proxy_common::Address;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
 use proxy_common::config::NodeConfig;
@@ -14,10 +12,10 @@ use proxy_common::map_names as map;
 use proxy_common::node::{DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NodeAddr, NodeEntry};
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::{SET_BITS, SourceRangeKey};
-use proxy_common::{Address, Family, V4, V6};
 
 use super::flows::now;
 use super::{NameRow, View, ViewError};
+use crate::maps::family::MapFamily;
 
 /// The tables that both families share.
 #[derive(Clone, Debug, Default)]
@@ -63,37 +61,12 @@ pub struct Rules<A: Address> {
     pub ranges: Vec<(u32, SourceRangeKey<A>)>,
 }
 
-/// Names of a family's maps.
-pub trait Names: Family {
-    /// Services, backends, node, addresses of the node, affinity, source ranges.
-    const MAPS: [&'static str; 6];
-}
-
-impl Names for V4 {
-    const MAPS: [&'static str; 6] =
-        [map::SERVICES, map::BACKENDS, map::NODE, map::NODE_ADDRS, map::AFFINITY, map::SRC_RANGES];
-}
-
-impl Names for V6 {
-    const MAPS: [&'static str; 6] =
-        [map::SERVICES6, map::BACKENDS6, map::NODE6, map::NODE_ADDRS6, map::AFFINITY6, map::SRC_RANGES6];
-}
-
 /// A source range with the length of its prefix.
-type Range<F> = (u32, SourceRangeKey<<F as Family>::Addr>);
+type Range<A> = (u32, SourceRangeKey<A>);
 
 impl View {
     /// Reads the tables of a family.
-    pub fn rules<F: Names>(&self) -> Result<Rules<F::Addr>, ViewError>
-    where
-        F::Addr: Into<IpAddr> + Pod,
-        ServiceKey<F::Addr>: Plain,
-        BackendEntry<F::Addr>: Plain,
-        NodeEntry<F::Addr>: Plain,
-        AffinityKey<F::Addr>: Plain,
-        SourceRangeKey<F::Addr>: Pod,
-    {
-        let [services, backends, node, node_addrs, affinity, ranges] = F::MAPS;
+    pub fn rules<A: MapFamily>(&self) -> Result<Rules<A>, ViewError> {
         let config = self.node_config()?;
         let netns_affinity = self.pin(map::AFFINITY_NETNS, MapType::Hash)?.all()?;
         let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
@@ -110,47 +83,28 @@ impl View {
             names: self.names()?,
             netns_affinity: netns_affinity.into_iter().collect(),
         };
-        let entries = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<F::Addr>>()?;
-        let used = (0..entries.len()).filter_map(|id| Some((id as u32, entries.read(id)?)));
-        let is_others = |_: &F::Addr, bits: &mut NodeAddr| {
-            *bits & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == NODE_ADDR_INTERNAL
-        };
-        let mut node_addrs = self.node_addrs::<F>(node_addrs)?;
+        let is_others =
+            |_: &A, bits: &mut NodeAddr| *bits & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == NODE_ADDR_INTERNAL;
+        let mut node_addrs: BTreeMap<A, NodeAddr> = self.node_addrs()?.into_iter().collect();
         let others = node_addrs.extract_if(.., is_others).collect();
-        let nodes = self.pin(node, MapType::Array)?.first::<u32, NodeEntry<F::Addr>>(1)?;
+        let nodes = self.pin(A::NODE, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
         Ok(Rules {
             common,
-            services: self.pin(services, MapType::Hash)?.all()?.into_iter().collect(),
-            backends: used
-                .filter(|(_, entry): &(u32, BackendEntry<F::Addr>)| entry.state != BACKEND_FREE)
-                .collect(),
+            services: self.pin(A::SERVICES, MapType::Hash)?.all()?.into_iter().collect(),
+            backends: self.rows::<A>(|state| state != BACKEND_FREE)?,
             node: nodes.first().map_or(NodeEntry::UNKNOWN, |(_, node)| *node),
             node_addrs,
             others,
-            affinity: self.pin(affinity, MapType::Hash)?.all()?.into_iter().collect(),
-            ranges: self.ranges::<F>(ranges)?,
+            affinity: self.pin(A::AFFINITY, MapType::Hash)?.all()?.into_iter().collect(),
+            ranges: self.ranges::<A>()?,
         })
     }
 
-    fn node_addrs<F: Names>(&self, name: &'static str) -> Result<BTreeMap<F::Addr, NodeAddr>, ViewError>
-    where
-        F::Addr: Pod,
-    {
-        let (path, data) = self.pin(name, MapType::Hash)?.into_parts();
-        let failed = |source| ViewError::map(&path, source);
-        let map: HashMap<MapData, F::Addr, NodeAddr> = Map::HashMap(data).try_into().map_err(failed)?;
-        map.iter().collect::<Result<_, _>>().map_err(failed)
-    }
-
     /// Returns the source ranges of a family's map.
-    pub(super) fn ranges<F: Names>(&self, name: &'static str) -> Result<Vec<Range<F>>, ViewError>
-    where
-        SourceRangeKey<F::Addr>: Pod,
-    {
-        let (path, data) = self.pin(name, MapType::LpmTrie)?.into_parts();
+    pub(super) fn ranges<A: MapFamily>(&self) -> Result<Vec<Range<A>>, ViewError> {
+        let (path, data) = self.pin(A::SRC_RANGES, MapType::LpmTrie)?.into_parts();
         let failed = |source| ViewError::map(&path, source);
-        let trie: LpmTrie<MapData, SourceRangeKey<F::Addr>, u32> =
-            Map::LpmTrie(data).try_into().map_err(failed)?;
+        let trie: LpmTrie<MapData, SourceRangeKey<A>, u32> = Map::LpmTrie(data).try_into().map_err(failed)?;
         let keys = trie.keys().map(|key| {
             let key = key.map_err(failed)?;
             Ok((key.prefix_len().saturating_sub(SET_BITS), key.data()))

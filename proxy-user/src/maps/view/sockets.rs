@@ -6,13 +6,13 @@ use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
 use aya::maps::MapType;
-use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_RESET, BackendEntry};
 use proxy_common::map_names as map;
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND, TranslatedSocket};
 use proxy_common::{Address, PROTO_UDP};
 
 use super::{View, ViewError};
+use crate::maps::family::MapFamily;
 use crate::maps::mapping::Mapping;
 
 /// A socket that socket load balancing translated to an endpoint that was removed from the Service since. The socket may be
@@ -76,32 +76,19 @@ impl ServingEndpoints {
 
     /// Returns the socket as a stale one; `None` while its endpoint serves the Service that the socket was translated for.
     pub fn stale(&self, led: &TranslatedSocket) -> Option<StaleSocket> {
-        let TranslatedSocket { cookie, storage } = *led;
-        let SocketStorage { backend, backend_port: port, service, backend_id, family, .. } = storage;
-        let [first, ..] = backend;
-        let (ip, serves): (IpAddr, bool) = match family {
-            4 => {
-                let addr = first.to_ne_bytes();
-                (addr.into(), is_serving(&self.v4, backend_id, service, addr, port))
-            }
-            6 => {
-                let mut addr = [0; 16];
-                for (bytes, word) in addr.as_chunks_mut::<4>().0.iter_mut().zip(backend) {
-                    *bytes = word.to_ne_bytes();
-                }
-                (addr.into(), is_serving(&self.v6, backend_id, service, addr, port))
-            }
+        let TranslatedSocket { cookie, storage } = led;
+        let ip = match storage.family {
+            4 => left_by::<[u8; 4]>(&self.v4, storage)?,
+            6 => left_by::<[u8; 16]>(&self.v6, storage)?,
             // The socket is not connected to a Service any more.
             _ => return None,
         };
-        (!serves).then_some(StaleSocket { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
+        let endpoint = SocketAddr::new(ip, storage.backend_port);
+        Some(StaleSocket { cookie: *cookie, endpoint, backend_id: storage.backend_id })
     }
 }
 
-fn row_of<A: Address>(rows: &Mapping, storage: &SocketStorage) -> Option<(u8, u8)>
-where
-    BackendEntry<A>: Plain,
-{
+fn row_of<A: Address>(rows: &Mapping, storage: &SocketStorage) -> Option<(u8, u8)> {
     let row = rows.read::<BackendEntry<A>>(storage.backend_id as usize)?;
     let is_same = row.service == storage.service
         && row.port == storage.backend_port
@@ -109,28 +96,26 @@ where
     is_same.then_some((row.state, row.proto))
 }
 
-fn udp<A: Address>(rows: &Mapping) -> impl Iterator<Item = (u32, u32)>
-where
-    BackendEntry<A>: Plain,
-{
+/// Returns the address of the endpoint that the socket was translated to, if it does not serve any more.
+fn left_by<A: Address + Into<IpAddr>>(rows: &Mapping, storage: &SocketStorage) -> Option<IpAddr> {
+    let SocketStorage { backend_id, service, backend_port, .. } = *storage;
+    let addr = A::from_words(storage.backend);
+    (!is_serving(rows, backend_id, service, addr, backend_port)).then(|| addr.into())
+}
+
+fn udp<A: Address>(rows: &Mapping) -> impl Iterator<Item = (u32, u32)> {
     let serving = in_state::<A>(rows, BACKEND_ACTIVE);
     serving.filter(|(_, row)| row.proto == PROTO_UDP).map(|(id, row)| (id, row.service))
 }
 
 /// Returns the rows in a state, by id.
-fn in_state<A: Address>(rows: &Mapping, wanted: u8) -> impl Iterator<Item = (u32, BackendEntry<A>)>
-where
-    BackendEntry<A>: Plain,
-{
+fn in_state<A: Address>(rows: &Mapping, wanted: u8) -> impl Iterator<Item = (u32, BackendEntry<A>)> {
     let state = offset_of!(BackendEntry<A>, state);
     let meant = (0..rows.len()).filter(move |id| rows.byte(*id, state) == Some(wanted));
     meant.filter_map(|id| Some((id as u32, rows.read::<BackendEntry<A>>(id)?)))
 }
 
-fn is_serving<A: Address>(rows: &Mapping, id: u32, service: u32, addr: A, port: u16) -> bool
-where
-    BackendEntry<A>: Plain,
-{
+fn is_serving<A: Address>(rows: &Mapping, id: u32, service: u32, addr: A, port: u16) -> bool {
     // An id beyond the mapping is newer than it: the next look decides.
     let row = rows.read::<BackendEntry<A>>(id as usize);
     row.is_none_or(|row| row.service == service && row.serves(addr, port))
@@ -147,24 +132,14 @@ impl View {
 
     /// Returns all stale sockets that `sockets` and `sockets6` remember; a connected socket has a storage of its own.
     pub fn stale(&self) -> Result<BTreeSet<StaleSocket>, ViewError> {
-        let mut all = self.stranded_of::<[u8; 4]>(map::SOCKETS, map::BACKENDS)?;
-        all.append(&mut self.stranded_of::<[u8; 16]>(map::SOCKETS6, map::BACKENDS6)?);
+        let mut all = self.stranded_of::<[u8; 4]>()?;
+        all.append(&mut self.stranded_of::<[u8; 16]>()?);
         Ok(all)
     }
 
-    fn stranded_of<A>(
-        &self,
-        sockets: &'static str,
-        backends: &'static str,
-    ) -> Result<BTreeSet<StaleSocket>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        SocketKey<A>: Plain,
-        SocketEntry<A>: Plain,
-        BackendEntry<A>: Plain,
-    {
-        let entries = self.pin(sockets, MapType::Hash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
-        let rows = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<A>>()?;
+    fn stranded_of<A: MapFamily>(&self) -> Result<BTreeSet<StaleSocket>, ViewError> {
+        let entries = self.pin(A::SOCKETS, MapType::Hash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
+        let rows = self.pin(A::BACKENDS, MapType::Array)?.mapped::<BackendEntry<A>>()?;
         let is_led = |key: &SocketKey<A>| key.direction == TO_FRONTEND && key.proto == PROTO_UDP;
         let serves = |key: &SocketKey<A>, entry: &SocketEntry<A>| {
             is_serving(&rows, entry.backend_id, entry.service, key.addr, key.port)

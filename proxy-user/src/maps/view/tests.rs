@@ -1,11 +1,12 @@
 use super::*;
+use proxy_common::backend::BackendEntry;
 use proxy_common::service::{KIND_NODE_PORT, SERVICE_DROP_WHEN_EMPTY};
 
 #[test]
 fn no_pins_is_an_error_that_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let error = View::open(folder.path()).unwrap_err().to_string();
-    for word in ["no Ballast", folder.path().to_str().unwrap(), "ballast run", "--bpffs"] {
+    for word in ["no BPF file system", folder.path().to_str().unwrap(), "--bpffs"] {
         assert!(error.contains(word), "{word} is missing in: {error}");
     }
 }

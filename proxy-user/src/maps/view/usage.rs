@@ -5,7 +5,6 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
-use aya::Pod;
 use aya::maps::{MapData, MapError, MapType};
 use proxy_common::abi::Plain;
 use proxy_common::config::Limits;
@@ -13,33 +12,39 @@ use proxy_common::flow::buckets_for;
 use proxy_common::maglev;
 use proxy_common::map_names as map;
 use proxy_common::socket::{SocketEntry, SocketKey};
-use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::RefusalKey;
-use proxy_common::{V4, V6};
+use serde::{Serialize, Serializer};
 
-use super::rules::Names;
 use super::{FlowCounts, Snapshot, View, ViewError};
+use crate::maps::family::MapFamily;
 use crate::maps::segments::Segments;
 
 /// One map.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UsageRow {
     /// Its name.
     pub name: &'static str,
-    /// Its id in this kernel.
+    /// Its id in this kernel, as `bpftool` shows it.
     pub id: u32,
     /// Where it is pinned.
     pub pin: PathBuf,
     /// Its type, as `bpftool` writes it.
+    #[serde(rename = "type")]
     pub kind: String,
-    /// Maximum number of entries, to which the map may still have to grow; 0: as many as there are sockets.
-    pub capacity: u32,
     /// Number of entries in use; `None` if it is not counted.
     pub used: Option<u32>,
+    /// Maximum number of entries, to which the map may still have to grow; 0 (`null`): as many as there are sockets.
+    #[serde(serialize_with = "unless_zero")]
+    pub capacity: u32,
     /// Bytes of kernel memory that the map has now, if the kernel reports them.
     pub memory: Option<u64>,
     /// The flag that sets the size of the map; empty if there is none.
     pub setting: &'static str,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over the field")]
+fn unless_zero<S: Serializer>(number: &u32, serializer: S) -> Result<S::Ok, S::Error> {
+    (*number != 0).then_some(number).serialize(serializer)
 }
 
 impl View {
@@ -117,8 +122,8 @@ impl View {
             map::BACKENDS6 => backends(true) as u32,
             map::FLOWS => flows.v4,
             map::FLOWS6 => flows.v6,
-            map::SRC_RANGES => self.range_count::<V4>(name)?,
-            map::SRC_RANGES6 => self.range_count::<V6>(name)?,
+            map::SRC_RANGES => self.range_count::<[u8; 4]>()?,
+            map::SRC_RANGES6 => self.range_count::<[u8; 16]>()?,
             map::MAGLEV => {
                 let index = self.pin(map::MAGLEV_INDEX, MapType::Array)?.mapped::<u64>()?.all64();
                 let words = self.pin(map::MAGLEV, MapType::Array)?.mapped::<u64>()?;
@@ -133,11 +138,8 @@ impl View {
 
     /// Returns the number of source ranges of a family's map. A walk begins again when the range is removed at which it is, so
     /// equal ranges count once.
-    fn range_count<F: Names>(&self, name: &'static str) -> Result<u32, ViewError>
-    where
-        SourceRangeKey<F::Addr>: Pod,
-    {
-        Ok(self.ranges::<F>(name)?.into_iter().collect::<BTreeSet<_>>().len() as u32)
+    fn range_count<A: MapFamily>(&self) -> Result<u32, ViewError> {
+        Ok(self.ranges::<A>()?.into_iter().collect::<BTreeSet<_>>().len() as u32)
     }
 
     fn entries<K: Plain, V: Plain>(&self, name: &'static str, kind: MapType) -> Result<u32, ViewError> {

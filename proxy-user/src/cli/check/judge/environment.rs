@@ -2,6 +2,7 @@
 
 use super::CheckLine;
 use crate::cli::check::facts::Environment;
+use crate::maps::sys;
 
 pub(super) fn judge(environment: &Environment, pre: bool) -> Vec<CheckLine> {
     vec![cgroup(environment), bpffs(environment, pre), capabilities(environment)]
@@ -41,11 +42,7 @@ fn bpffs(environment: &Environment, pre: bool) -> CheckLine {
                 "run `ballast run --init-only`, as the chart's init container does, or `mount -t bpf bpf {path}`"
             ),
         ),
-        (false, false) => CheckLine::fail(
-            CHECK,
-            format!("no BPF file system is mounted at {path}: pinned maps and programs cannot be read"),
-            "give the mount point that the agent uses with --bpffs; in a container, mount the host's BPF file system",
-        ),
+        (false, false) => CheckLine::fail(CHECK, sys::no_bpffs(&environment.bpffs), sys::GIVE_BPFFS),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::cli::check::facts::{AgentMetrics, Installed};
 use crate::cli::show::{AgentState, is_nearly_full};
 use crate::programs::Attachment;
 use crate::programs::hooks::{Direction, SOCKET_HOOKS, XDP};
+use proxy_core::model::plural::plural;
 
 /// The agent compares the maps once in `--sync-period`, 30 s by default. A last time that is older than this, and than several of
 /// these periods, is reported.
@@ -246,7 +247,8 @@ fn sync(metrics: &AgentMetrics) -> CheckLine {
     if !metrics.synced {
         return CheckLine::warn(CHECK, "some listed objects are not programmed yet", advice);
     }
-    let seen = format!("the maps were up to date {seconds} s ago; {} changes are pending", metrics.pending);
+    let seen =
+        format!("the maps were up to date {seconds} s ago; {} pending", plural(metrics.pending, "change"));
     if age > OLD.max(metrics.sync_period.saturating_mul(PERIODS)) {
         return CheckLine::fail(CHECK, seen, advice);
     }
@@ -257,7 +259,8 @@ fn audit(metrics: &AgentMetrics) -> CheckLine {
     const CHECK: &str = "audit";
     let AgentMetrics { audits_clean: clean, audits_repaired: repaired, audits_failed: failed, .. } = metrics;
     let seen = format!(
-        "{clean} audits found no difference to the API server, {repaired} repaired a difference, {failed} failed"
+        "{} without a difference to the API server, {repaired} repaired a difference, {failed} failed",
+        plural(clean, "audit")
     );
     if *repaired > 0 {
         let advice =

@@ -1,6 +1,6 @@
 //! The result of one check.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use proxy_core::docs;
 
@@ -17,7 +17,7 @@ pub enum CheckResult {
 }
 
 /// The result of a check.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CheckLine {
     /// Group of the check.
     pub group: &'static str,
@@ -27,8 +27,13 @@ pub struct CheckLine {
     pub outcome: CheckResult,
     /// What the check found.
     pub seen: String,
-    /// What to do; empty if the check passes.
+    /// What to do; empty (`null`) if the check passes.
+    #[serde(serialize_with = "unless_empty")]
     pub advice: String,
+}
+
+fn unless_empty<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    Some(text).filter(|text| !text.is_empty()).serialize(serializer)
 }
 
 impl CheckLine {

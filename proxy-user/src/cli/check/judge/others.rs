@@ -2,6 +2,7 @@
 
 use super::{CheckLine, some};
 use crate::cli::check::facts::{ApiAccess, Others};
+use proxy_core::model::plural::plural;
 
 /// Prefixes of the names of Cilium's programs that translate Services for sockets; they differ by version.
 const CILIUM_SOCKETS: [&str; 3] = ["cil_sock4_conn", "cil_sock6_conn", "sock4_connect"];
@@ -74,7 +75,7 @@ fn ipvs(others: &Others) -> CheckLine {
         0 => CheckLine::pass(CHECK, "IPVS has no virtual servers"),
         count => CheckLine::warn(
             CHECK,
-            format!("IPVS has {count} virtual servers"),
+            format!("IPVS has {}", plural(count, "virtual server")),
             "if they are from kube-proxy, remove them with `kube-proxy --cleanup` in kube-proxy's own image \
              (docs/migration.md#ipvs-and-iptables-legacy has the command); others (keepalived) can stay if they use no address of \
              a Service",
@@ -84,8 +85,11 @@ fn ipvs(others: &Others) -> CheckLine {
 
 fn leftovers(others: &Others) -> CheckLine {
     const CHECK: &str = "leftovers";
-    let found: Vec<_> =
-        others.leftovers.iter().map(|(device, count)| format!("{device} has {count} addresses")).collect();
+    let found: Vec<_> = others
+        .leftovers
+        .iter()
+        .map(|(device, count)| format!("{device} has {}", plural(count, "address")))
+        .collect();
     if found.is_empty() {
         return CheckLine::pass(CHECK, "no device holds addresses of another service proxy");
     }

@@ -193,8 +193,8 @@ fn rules() -> KubeProxyRules {
 #[case::reserved("port-ranges", Pass, "SNAT 1024-14999,61000-65535", |f: &mut CheckFacts| {
     f.network.local_ports = vec![PortRange::new(15_000, 29_999), PortRange::new(32_768, 60_999)];
 })]
-#[case::reserved_for_snat("port-ranges", Pass, "SNAT 61000-65535", |f: &mut CheckFacts| {
-    f.network.local_ports = vec![PortRange::new(1_024, 29_999), PortRange::new(32_768, 60_999)];
+#[case::reserved_for_snat("port-ranges", Pass, "SNAT 57344-65535", |f: &mut CheckFacts| {
+    f.network.local_ports = vec![PortRange::new(1_024, 29_999), PortRange::new(32_768, 57_343)];
 })]
 #[case::no_room("port-ranges", Warn, "too few ports for SNAT", |f: &mut CheckFacts| {
     f.network.local_ports = vec![PortRange::new(1_024, 29_999), PortRange::new(32_768, 65_535)];
@@ -271,7 +271,7 @@ fn rules() -> KubeProxyRules {
     metrics(f).sync_age = Some(Duration::from_mins(10));
     metrics(f).sync_period = Duration::from_mins(5);
 })]
-#[case::stuck("sync", Fail, "2 changes are pending", |f: &mut CheckFacts| {
+#[case::stuck("sync", Fail, "2 changes pending", |f: &mut CheckFacts| {
     metrics(f).sync_age = Some(Duration::from_mins(10));
     metrics(f).pending = 2;
 })]
@@ -325,7 +325,7 @@ fn port_range_of_the_advice_passes() {
     assert_eq!(line(&facts, "port-ranges").outcome, Pass);
     facts.network.local_ports = vec![PortRange::new(1_024, 65_535)];
     facts.network.node_ports = PortRange::default();
-    assert!(line(&facts, "port-ranges").advice.contains("ip_local_reserved_ports, for example 61000-65535"));
-    facts.network.local_ports = vec![PortRange::new(1_024, 60_999)];
+    assert!(line(&facts, "port-ranges").advice.contains("ip_local_reserved_ports, for example 57344-65535"));
+    facts.network.local_ports = vec![PortRange::new(1_024, 57_343)];
     assert_eq!(line(&facts, "port-ranges").outcome, Pass);
 }

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use aya::maps::MapType;
 use proxy_common::Address;
-use proxy_common::abi::Plain;
 use proxy_common::map_names as map;
 use proxy_common::node::{
     Cidr, DEVICE_GUEST, DEVICE_LAN_PORT, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NodeAddr, NodeEntry,
@@ -13,76 +12,53 @@ use proxy_common::node::{
 use serde_json::{Value, json};
 
 use super::Entry;
-use crate::maps::view::{View, ViewError};
+use crate::maps::family::MapFamily;
+use crate::maps::view::{View, ViewError, ip_of};
 
 impl View {
-    pub(super) fn dump_node<A>(&self, name: &'static str) -> Result<Vec<Entry>, ViewError>
-    where
-        A: Address + Into<IpAddr>,
-        NodeEntry<A>: Plain,
-    {
-        let rows = self.pin(name, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
-        Ok(rows
-            .into_iter()
-            .map(|(key, node)| {
-                let cidrs = node.service_cidrs.iter().take(node.service_cidr_count as usize);
-                let cidrs: Vec<Value> = cidrs.map(cidr).collect();
-                let source: IpAddr = node.source.into();
-                let policies = node.ipsec.iter().take(node.ipsec_count as usize);
-                let policies: Vec<_> = policies
+    pub(super) fn dump_node<A: MapFamily>(&self) -> Result<Vec<Entry>, ViewError> {
+        self.dump_rows(A::NODE, MapType::Array, |key: u32, node: NodeEntry<A>| {
+            let cidrs = node.service_cidrs.iter().take(node.service_cidr_count as usize);
+            let policies = node.ipsec.iter().take(node.ipsec_count as usize);
+            let sources = node.sources.iter().take(node.source_count as usize);
+            let address = |address: A| -> IpAddr { address.into() };
+            let node = json!({
+                "source": address(node.source), "pods": cidr(&node.pods),
+                "serviceCidrs": cidrs.map(cidr).collect::<Vec<_>>(),
+                "ipsec": policies
                     .map(|policy| json!({ "src": cidr(&policy.src), "dst": cidr(&policy.dst) }))
-                    .collect();
-                let address = |address: A| -> IpAddr { address.into() };
-                let sources: Vec<_> = node
-                    .sources
-                    .iter()
-                    .take(node.source_count as usize)
+                    .collect::<Vec<_>>(),
+                "sources": sources
                     .map(|source| json!({ "device": source.ifindex, "source": address(source.addr) }))
-                    .collect();
-                let node = json!({
-                    "source": source, "pods": cidr(&node.pods), "serviceCidrs": cidrs, "ipsec": policies,
-                    "sources": sources,
-                });
-                (json!(key), node)
-            })
-            .collect())
+                    .collect::<Vec<_>>(),
+            });
+            (json!(key), node)
+        })
     }
 
-    pub(super) fn dump_node_addrs<A: Address + Into<IpAddr> + Plain>(
-        &self,
-        name: &'static str,
-    ) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(name, MapType::Hash)?.all::<A, NodeAddr>()?;
-        let address = |address: A| -> IpAddr { address.into() };
-        Ok(rows
-            .into_iter()
-            .map(|(key, bits)| (json!({ "address": address(key) }), json!({ "bits": bits })))
-            .collect())
+    pub(super) fn dump_node_addrs<A: MapFamily>(&self) -> Result<Vec<Entry>, ViewError> {
+        self.dump_rows(A::NODE_ADDRS, MapType::Hash, |address: A, bits: NodeAddr| {
+            let address: IpAddr = address.into();
+            (json!({ "address": address }), json!({ "bits": bits }))
+        })
     }
 
     pub(super) fn dump_devices(&self) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
-        let value = |device: Device| {
+        self.dump_rows(map::DEVICES, MapType::Hash, |index: u32, device: Device| {
             let [a, b, c, d, e, f, ..] = device.to_le_bytes();
             let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
             let is = |bit| device & bit != 0;
-            json!({
+            let value = json!({
                 "mac": mac, "uplink": is(DEVICE_UPLINK), "noHeader": is(DEVICE_NO_HEADER),
                 "lanPort": is(DEVICE_LAN_PORT), "guest": is(DEVICE_GUEST),
-            })
-        };
-        Ok(rows.into_iter().map(|(index, device)| (json!({ "device": index }), value(device))).collect())
+            });
+            (json!({ "device": index }), value)
+        })
     }
 
     pub(super) fn dump_tunnels(&self) -> Result<Vec<Entry>, ViewError> {
         self.dump_array::<Tunnel>(map::TUNNELS, |tunnel| {
-            let address = |words: [u32; 4]| -> IpAddr {
-                let mut octets = [0; 16];
-                for (place, word) in octets.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-                    *place = word.to_ne_bytes();
-                }
-                if tunnel.family == TUNNEL_V6 { octets.into() } else { words[0].to_ne_bytes().into() }
-            };
+            let address = |words| ip_of(if tunnel.family == TUNNEL_V6 { 6 } else { 4 }, words);
             json!({ "node": address(tunnel.addr), "source": address(tunnel.source) })
         })
     }

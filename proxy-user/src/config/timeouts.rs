@@ -1,14 +1,14 @@
 //! Timeouts of flows.
 
 use proxy_cli::value;
-use proxy_core::model::settings::GivenFlowTimeouts;
+use proxy_core::model::settings::FlowTimeouts;
 
-/// Defines one flag for each timeout: its help text, its field here and in the settings, its environment variable.
+/// Defines one flag for each timeout: its help text, its field here and in [`FlowTimeouts`], its environment variable.
 macro_rules! timeouts {
     ($($(#[doc = $doc:literal])+ $name:ident is $timeout:ident, $variable:literal;)+) => {
-        /// How long flows may be silent, in seconds.
+        /// The given timeouts of flows, in seconds.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-        pub struct TimeoutArgs {
+        pub struct Timeouts {
             $(
                 $(#[doc = $doc])+
                 #[arg(long, env = $variable, value_name = "DURATION", value_parser = value::flow_timeout,
@@ -17,9 +17,10 @@ macro_rules! timeouts {
             )+
         }
 
-        impl From<TimeoutArgs> for GivenFlowTimeouts {
-            fn from(args: TimeoutArgs) -> Self {
-                Self { $($timeout: args.$name,)+ }
+        impl Timeouts {
+            /// Returns these timeouts; those that were not given are taken from `below`.
+            pub fn over(self, below: FlowTimeouts) -> FlowTimeouts {
+                FlowTimeouts { $($timeout: self.$name.unwrap_or(below.$timeout),)+ }
             }
         }
     };

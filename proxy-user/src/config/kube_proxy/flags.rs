@@ -4,11 +4,11 @@ use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
-use crate::config::kube_proxy::fields::{Effect, SETTINGS, Setting};
-use crate::config::kube_proxy::kind::{SettingKind, Value};
-use crate::config::kube_proxy::{Given, Values};
+use super::fields::{Effect, SETTINGS, Setting};
+use super::kind::{SettingKind, Value};
+use super::{Given, Values};
 
-/// Flags of kube-proxy that are typed fields of `RunArgs`; `version` is clap's.
+/// Flags of kube-proxy that are typed fields of [`Options`](crate::config::Options); `version` is clap's.
 pub const OWN: [&str; 19] = [
     "config",
     "write-config-to",
@@ -31,16 +31,15 @@ pub const OWN: [&str; 19] = [
     "v",
 ];
 
-/// Values of the other flags.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct KubeProxyFlags {
-    /// Values by the name of the setting.
-    pub values: Values,
-}
-
 /// Flags with a text, for which kube-proxy takes an empty one as none, and Ballast's parser does not.
-const TEXTS: [&str; 5] =
-    ["--bind-address", "--detect-local-mode", "--hostname-override", "--kubeconfig", "--nodeport-addresses"];
+const TEXTS: [&str; 6] = [
+    "--bind-address",
+    "--cluster-cidr",
+    "--detect-local-mode",
+    "--hostname-override",
+    "--kubeconfig",
+    "--nodeport-addresses",
+];
 
 /// Returns a command line of `ballast run` with flags as Ballast spells them: kube-proxy takes `_` for `-` in the names of
 /// flags (`WordSepNormalizeFunc`), and empty texts.
@@ -111,7 +110,7 @@ fn arg(setting: &'static Setting) -> Arg {
     }
 }
 
-impl clap::Args for KubeProxyFlags {
+impl clap::Args for Values {
     fn augment_args(command: Command) -> Command {
         command.args(others().map(arg))
     }
@@ -121,7 +120,7 @@ impl clap::Args for KubeProxyFlags {
     }
 }
 
-impl FromArgMatches for KubeProxyFlags {
+impl FromArgMatches for Values {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut flags = Self::default();
         flags.update_from_arg_matches(matches)?;
@@ -133,7 +132,7 @@ impl FromArgMatches for KubeProxyFlags {
             let values = matches.get_many::<Value>(setting.flag).into_iter().flatten().cloned();
             if let Some(value) = values.reduce(together) {
                 let place = format!("--{}", setting.flag);
-                self.values.insert(setting, Given { value, place });
+                self.insert(setting, Given { value, place });
             }
         }
         Ok(())
