@@ -50,8 +50,10 @@ pub fn install(packages: &[&str]) -> Result<()> {
     update()?;
     log::step(format_args!("apt-get install {}", packages.join(" ")));
     let _quiet = NoServices::new()?;
+    // A fresh machine installs its updates by itself, and apt-get alone does not wait for the lock.
     admin("apt-get")?
-        .args(["-qq", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", "install"])
+        .args(["-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=600"])
+        .args(["-qq", "-y", "--no-install-recommends", "install"])
         .args(packages)
         .run()
 }
