@@ -1,7 +1,7 @@
 //! The packet programs, loaded into this kernel with maps of their own and attached to no hook.
 
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +33,8 @@ use proxy_user::maps::segments::{self, first_segment};
 use proxy_user::maps::view::View;
 use proxy_user::programs::{Capacities, EMBEDDED, create_segments, load_packet_path};
 
+use crate::Family;
+
 /// Most scenarios use Service ids below this number.
 const LOW: u32 = 64;
 
@@ -49,44 +51,6 @@ const EMPTY: Bucket = Bucket::EMPTY;
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Harnesses that are not in use: loading the programs and creating their maps takes longer than most tests.
 static IDLE: Mutex<Vec<Harness>> = Mutex::new(Vec::new());
-
-/// IPv4 or IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    fn addr(self, net: u8, host: u16) -> IpAddr {
-        let [high, low] = host.to_be_bytes();
-        match self {
-            Self::V4 => IpAddr::from([10, net, high, low]),
-            Self::V6 => Ipv6Addr::new(0xfd00, u16::from(net), 0x1234, 0, 0xabcd, 0, 0x77, host).into(),
-        }
-    }
-
-    /// Returns the address and port of a client.
-    pub fn client(self, host: u16, port: u16) -> SocketAddr {
-        SocketAddr::new(self.addr(1, host), port)
-    }
-
-    /// Returns the address and port of an endpoint.
-    pub fn pod(self, host: u16, port: u16) -> SocketAddr {
-        SocketAddr::new(self.addr(2, host), port)
-    }
-
-    /// Returns the address and port of a frontend.
-    pub fn frontend(self, host: u16, port: u16) -> SocketAddr {
-        SocketAddr::new(self.addr(96, host), port)
-    }
-
-    fn of(addr: SocketAddr) -> Self {
-        if addr.is_ipv4() { Self::V4 } else { Self::V6 }
-    }
-}
 
 /// The hook, which selects the tc program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -620,7 +584,7 @@ impl Harness {
 
     /// Writes these fields of a flow: when it began and was last seen, its state word, and the ports of its client and source.
     pub fn change(&self, flow: &Tracked) {
-        match Family::of(flow.client) {
+        match Family::of(flow.client.ip()) {
             Family::V4 => {
                 change::<[u8; 4]>(&mut self.array(names::FLOWS), flow);
             }

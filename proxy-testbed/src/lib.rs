@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "a benchmark prints a table")]
 
 pub mod attach;
+mod family;
 pub mod harness;
 pub mod isolate;
 pub mod kube;
@@ -15,3 +16,5 @@ pub mod one_cpu;
 pub mod packet;
 pub mod report;
 pub mod space;
+
+pub use family::Family;

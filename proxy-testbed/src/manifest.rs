@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use crate::Family;
+
 /// A Service with addresses of both families.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
@@ -25,24 +27,6 @@ pub struct Port {
     pub target: u16,
     /// Numbers of the pods that are its endpoints.
     pub pods: &'static [u8],
-}
-
-/// Family of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
-    }
 }
 
 /// Returns the ClusterIP of the Service with this number.

@@ -9,7 +9,8 @@ use proxy_common::Address;
 use proxy_common::map_names as names;
 use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry, mac};
 
-use crate::harness::{Family, Harness};
+use crate::Family;
+use crate::harness::Harness;
 use crate::packet::MACS;
 
 /// Returns the index of the uplink, which has a default route and a known neighbour.

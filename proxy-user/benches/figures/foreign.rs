@@ -29,7 +29,8 @@ use proxy_user::programs::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use proxy_testbed::harness::{Family, Harness, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Service};
 use proxy_testbed::one_cpu::OneCpu;
 use proxy_testbed::packet::{TCP, UDP};
 use proxy_testbed::report::{Row, Sample, median};

@@ -14,7 +14,8 @@ use proxy_user::programs::Capacities;
 
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
 use crate::snat_forward::{HOPS, attach_early};
-use proxy_testbed::harness::{Family, Hook};
+use proxy_testbed::Family;
+use proxy_testbed::harness::Hook;
 use proxy_testbed::node::{know, send_on_as};
 use proxy_testbed::packet::{ACK, Packet, SYN, TCP, ends};
 use proxy_testbed::report::{Row, Sample};

@@ -18,7 +18,8 @@ use proxy_core::model::FlowState;
 use proxy_user::programs::Capacities;
 
 use crate::snat_forward;
-use proxy_testbed::harness::{Family, Harness, Hook, Service, context_of};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Hook, Service, context_of};
 use proxy_testbed::packet::{ACK, Packet, SYN, TCP, ends};
 use proxy_testbed::report::{Row, Sample};
 

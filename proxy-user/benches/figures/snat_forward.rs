@@ -16,7 +16,8 @@ use proxy_core::plan::maglev::length;
 use crate::packets::{
     Bench, CHAIN_START, FEW, MANY, ROUNDS, RUNS, by_size, frontend, in_turn, over_floor, timed,
 };
-use proxy_testbed::harness::{Family, Harness, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Service};
 use proxy_testbed::node::{know, send_on_as, uplink};
 use proxy_testbed::packet::{ACK, MACS, Packet, SYN, ends};
 use proxy_testbed::report::{Row, Sample};

@@ -16,7 +16,7 @@ use std::time::Instant;
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode};
 
 use crate::packets::{Bench, frontend};
-use proxy_testbed::harness::Family;
+use proxy_testbed::Family;
 use proxy_testbed::node::{know, uplink};
 use proxy_testbed::one_cpu::OneCpu;
 use proxy_testbed::packet::{ACK, Packet, SYN};

@@ -9,7 +9,8 @@ use proxy_common::service::{SERVICE_MAGLEV_OUTSIDE, ServiceEntry};
 use proxy_core::store::{MaglevRow, Write};
 
 use crate::Scenario;
-use proxy_testbed::harness::{Family, Harness, Hook, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Hook, Service};
 use proxy_testbed::packet::{Packet, SYN, TCP};
 
 pub const SCENARIOS: [Scenario; 5] = [

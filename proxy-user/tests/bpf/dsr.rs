@@ -18,7 +18,8 @@ use proxy_core::store::{MaglevRow, MaglevTable, TunnelRow, Write};
 
 use crate::Scenario;
 use crate::snat::{by_gateway, forget};
-use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Seen, Service};
 use proxy_testbed::node::{know, node_addr, uplink};
 use proxy_testbed::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
 
@@ -49,10 +50,6 @@ pub fn other(family: Family) -> IpAddr {
         Family::V4 => "10.9.0.2".parse().unwrap(),
         Family::V6 => "fd00:9::2".parse().unwrap(),
     }
-}
-
-fn family_of(addr: IpAddr) -> Family {
-    if addr.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
 /// Writes the `NODE_ADDR_*` bits of an address.
@@ -372,7 +369,7 @@ fn refused(family: Family, harness: &mut Harness) {
     begin(family, family, harness);
     let (orig_dst, pod) = serve(family, harness, TCP, BACKEND_LOCAL);
     let (own, node) = (node_addr(family), other(family));
-    assert_eq!(family_of(own), family);
+    assert_eq!(Family::of(own), family);
     let stranger = family.client(9, 0).ip();
     let syn = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
     let sent = |src, packet: &Packet, tag| wrapped(&packet.bytes(), src, own, tag);

@@ -11,7 +11,8 @@ use proxy_common::service::SERVICE_DSR;
 use crate::Scenario;
 use crate::dsr::{ID, NUMBER, begin, comes_in, end, other, serve, tag, wrapped};
 use crate::snat::by_gateway;
-use proxy_testbed::harness::{Family, Harness, Hook, REDIRECT, Service, context_of};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Hook, REDIRECT, Service, context_of};
 use proxy_testbed::node::{node_addr, uplink};
 use proxy_testbed::packet::{ACK, Packet, SYN, TCP, UDP};
 

@@ -17,7 +17,8 @@ use proxy_core::store::{Table, Write};
 
 use crate::Scenario;
 use crate::snat::{comes_in, forget, node_port, node_port_key, sent_on};
-use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, HZ, Harness, Hook, NEXT, REDIRECT, Service};
 use proxy_testbed::node::know;
 use proxy_testbed::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, ends};
 

@@ -11,7 +11,8 @@ use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
 use proxy_user::maps::view::ViewError;
 
 use crate::Scenario;
-use proxy_testbed::harness::{Family, Harness, Hook, NEXT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Hook, NEXT, Service};
 use proxy_testbed::packet::{Packet, SYN, TCP};
 
 #[rustfmt::skip]

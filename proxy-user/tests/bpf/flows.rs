@@ -10,7 +10,8 @@ use proxy_common::service::ServiceEntry;
 use proxy_core::store::Write;
 
 use crate::Scenario;
-use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service, Side};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, HZ, Harness, Hook, NEXT, Service, Side};
 use proxy_testbed::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 29] = [

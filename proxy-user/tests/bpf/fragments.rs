@@ -8,7 +8,8 @@ use proxy_core::store::{FrontendKey, Write};
 use crate::Scenario;
 use crate::snat::forget;
 use crate::tables::proto_name;
-use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Seen, Service};
 use proxy_testbed::node::know;
 use proxy_testbed::packet::{ACK, Packet, SYN, TCP, UDP};
 

@@ -5,7 +5,8 @@ use proxy_common::reason::Reason;
 use crate::Scenario;
 use crate::fixture::Fixture;
 use crate::tables::{FRAGMENT, MORE, proto_name, shapes};
-use proxy_testbed::harness::{DROP, Family, Harness, Hook, REDIRECT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, Harness, Hook, REDIRECT, Service};
 use proxy_testbed::packet::{ACK, ETHERNET, Packet, SCTP, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 1] =

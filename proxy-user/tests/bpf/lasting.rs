@@ -7,7 +7,8 @@ use proxy_common::reason::Reason;
 use proxy_core::store::{Table, Write};
 
 use crate::Scenario;
-use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, HZ, Harness, Hook, NEXT, Service};
 use proxy_testbed::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 6] = [

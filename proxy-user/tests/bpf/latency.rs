@@ -6,7 +6,8 @@ use std::time::Duration;
 use proxy_common::latency::{LatencyEntry, bucket};
 
 use crate::Scenario;
-use proxy_testbed::harness::{Family, HZ, Harness, Hook, NEXT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{HZ, Harness, Hook, NEXT, Service};
 use proxy_testbed::packet::{ACK, Packet, RST, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 3] = [

@@ -13,7 +13,8 @@ use proxy_common::service::ServiceEntry;
 use proxy_core::store::{Backend, Write};
 
 use crate::Scenario;
-use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, Service, Tracked};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, HZ, Harness, Hook, Service, Tracked};
 use proxy_testbed::packet::{ACK, FIN, Packet, RST, SYN, TCP, UDP};
 
 pub const SCENARIOS: [Scenario; 9] = [

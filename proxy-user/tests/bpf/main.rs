@@ -29,7 +29,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
-use proxy_testbed::harness::{Family, Harness};
+use proxy_testbed::Family;
+use proxy_testbed::harness::Harness;
 
 /// A test that runs for both families, with maps for `flows` flows.
 struct Scenario {

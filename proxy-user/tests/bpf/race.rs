@@ -7,7 +7,8 @@ use aya::{TestRun as _, TestRunOptions};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Scenario;
-use proxy_testbed::harness::{Family, Harness, Hook, Service, context_of};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Harness, Hook, Service, context_of};
 use proxy_testbed::packet::{Packet, UDP};
 
 const ROUNDS: u32 = 2000;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::Scenario;
-use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service};
 use proxy_testbed::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 3] = [

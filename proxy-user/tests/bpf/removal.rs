@@ -9,7 +9,8 @@ use proxy_common::reason::Reason;
 use proxy_core::store::{Backend, Write};
 
 use crate::Scenario;
-use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service};
 use proxy_testbed::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 3] = [

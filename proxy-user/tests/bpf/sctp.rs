@@ -14,7 +14,8 @@ use proxy_core::store::{FrontendKey, Write};
 
 use crate::Scenario;
 use crate::snat::{OWN, by_gateway, forget};
-use proxy_testbed::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};
 use proxy_testbed::node::{know, node_addr, send_on_as, uplink};
 use proxy_testbed::packet::{ACK, FIN, Packet, RST, SCTP, SYN, TCP, ends, verify};
 

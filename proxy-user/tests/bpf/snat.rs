@@ -24,7 +24,8 @@ use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 use proxy_core::store::{FrontendKey, Table, Write};
 
 use crate::Scenario;
-use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Seen, Service, filter};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, HZ, Harness, Hook, NEXT, REDIRECT, Seen, Service, filter};
 use proxy_testbed::node::{OtherWay, know, node_addr, uplink};
 use proxy_testbed::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP, correct, ends, verify};
 

@@ -7,7 +7,8 @@ use proxy_common::reason::Reason;
 
 use crate::Scenario;
 use crate::race::{allowed, stay_on};
-use proxy_testbed::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{DROP, HZ, Harness, Hook, NEXT, Service};
 use proxy_testbed::one_cpu::OneCpu;
 use proxy_testbed::packet::{ACK, Packet, RST, SYN, TCP, UDP};
 

@@ -4,7 +4,8 @@ use proxy_common::reason::Reason;
 use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
 
 use crate::fixture::{Counts, Fixture};
-use proxy_testbed::harness::{Family, Hook, Service};
+use proxy_testbed::Family;
+use proxy_testbed::harness::{Hook, Service};
 use proxy_testbed::packet::{ACK, ETHERNET, FIN, Packet, RST, SCTP, SYN, TCP, UDP};
 
 /// Three IPv4 "no operation" options and the end of the list.

@@ -23,7 +23,8 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::agent::{self, Agent, Setup};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Folder, Service, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Folder, Service, pod_ip};
 use proxy_testbed::space::Space;
 
 /// Prefix of the names of everything that can outlive this process; the process id follows.

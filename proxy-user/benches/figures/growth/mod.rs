@@ -28,9 +28,10 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use self::traffic::{Arrival, BATCH, Flows, Times, endpoint, frame, now, send, serve};
+use proxy_testbed::Family;
 use proxy_testbed::kube::process::Process;
 use proxy_testbed::kube::tail;
-use proxy_testbed::manifest::{Family, Folder, Port, Service, cluster_ip, pod_ip, text_with};
+use proxy_testbed::manifest::{Folder, Port, Service, cluster_ip, pod_ip, text_with};
 use proxy_testbed::packet::MACS;
 use proxy_testbed::report::{Row, Sample, percentile};
 use proxy_testbed::space::Space;

@@ -8,7 +8,8 @@ use serde_json::json;
 use super::{Case, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text_with};
 
 const WISH: Wish = Wish { pods: 4, services: &[], flags: SMALL };
 const SET: Service =

@@ -13,7 +13,8 @@ use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, pod_ip, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, pod_ip, text_with};
 use proxy_user::maps::view::View;
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };

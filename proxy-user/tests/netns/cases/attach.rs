@@ -10,7 +10,7 @@ use super::{Case, EMPTY, WEB, vip};
 use crate::agent::command;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 pub const CASES: &[Case] = &[
     Case {

@@ -17,7 +17,8 @@ use super::{Case, client_ip};
 use crate::fixture::{Fixture, Wish, eventually, nft};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 use proxy_testbed::space::Space;
 
 /// A wish with a small flow table, which an attacker fills with few packets.
@@ -275,7 +276,7 @@ fn refused_as_martian(scene: &Scene<'_>, sources: &[IpAddr], what: &str) -> Resu
     const EACH: usize = 8;
     let mut wrong = Vec::new();
     for ip in sources {
-        let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+        let family = Family::of(ip);
         let sink = Sink::new(scene.fixture, family, 0)?;
         let before = scene.reason(Reason::MartianSource)?;
         let from: SocketAddr = (*ip, 4242).into();

@@ -6,7 +6,8 @@ use super::{Case, WEB, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text};
 
 pub const CASES: &[Case] = &[
     Case {

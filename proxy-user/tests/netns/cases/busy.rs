@@ -16,7 +16,8 @@ use super::exposed::open_up;
 use super::held::{self, TARGETS, node_port};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 

@@ -5,7 +5,8 @@ use anyhow::{Result, ensure};
 use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::Service;
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };

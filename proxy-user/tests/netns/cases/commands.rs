@@ -11,7 +11,7 @@ use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{self, ask};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// Flags with an algorithm that counts connections, so that a wrong count is visible.
 #[rustfmt::skip]

@@ -11,7 +11,8 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, is_snat_port, spread};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 use proxy_testbed::space::Space;
 
 /// A wish with [`crate::fixture::SMALL`] and additional flags.

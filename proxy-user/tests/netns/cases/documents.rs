@@ -20,7 +20,8 @@ use super::{Case, tcp, udp};
 use crate::agent::{ask, binary};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Port, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Port, Service, cluster_ip};
 
 const WEB: Service = Service {
     name: "web",

@@ -12,7 +12,8 @@ use super::{Case, spread, tcp};
 use crate::agent::ask;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Load, Peer, SocketKind, Tally};
-use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip, ready, service_object, slices, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip, pod_ip, ready, service_object, slices, yaml};
 
 /// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7070;

@@ -13,7 +13,8 @@ use super::{Case, tcp};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, pod_ip, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, pod_ip, text_with};
 
 /// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7071;

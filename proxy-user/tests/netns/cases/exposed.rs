@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::ensure_sees_orig_dst;
 use crate::fixture::{Fixture, SOON, eventually};
 use crate::peer::{Attempt, Seen, SocketKind};
-use proxy_testbed::manifest::{Family, pod_ip, service_object, slices, tcp_and_udp, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{pod_ip, service_object, slices, tcp_and_udp, yaml};
 
 pub const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 pub const NUMBER: u8 = 40;
@@ -93,7 +94,7 @@ pub fn node_port(family: Family, kind: SocketKind) -> SocketAddr {
 
 /// Waits until the node port leads to another node, with this node's address as source.
 pub fn is_sent_on(fixture: &Fixture, to: SocketAddr, kind: SocketKind) -> Result<()> {
-    let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
+    let family = Family::of(to.ip());
     eventually(SOON, || {
         // A datagram from before the change may be lost.
         let seen = fixture.client.reach(Attempt { patience: 5, ..Attempt::new(kind, to) })?;

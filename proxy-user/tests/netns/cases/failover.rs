@@ -11,7 +11,8 @@ use serde_json::json;
 use super::{Case, client_ip, tcp, udp};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service, pod_ip, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, pod_ip, text_with};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[

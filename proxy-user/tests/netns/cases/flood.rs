@@ -11,7 +11,8 @@ use anyhow::{Result, ensure};
 
 use super::{Case, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip, pod_ip};
 
 /// A port on which no server of the fixture listens.
 const PORT: u16 = 7777;

@@ -8,13 +8,15 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use socket2::{Domain, Socket, Type};
 
 use super::attack::{Scene, few_flows};
 use super::{Case, client_ip, held};
 use crate::fixture::{Fixture, Wish};
 use crate::peer::tcp_info;
 use crate::raw::{self, ACK, FIN, RST, Segment, Wire};
-use proxy_testbed::manifest::{Family, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::pod_ip;
 
 const WISH: Wish = few_flows!();
 
@@ -52,8 +54,13 @@ struct Connection {
 impl Connection {
     fn open(fixture: &Fixture, family: Family, what: &'static str) -> Result<Self> {
         let to = held::node_port(family, true);
-        let stream =
-            fixture.client_space.inside(|| Ok(TcpStream::connect_timeout(&to, Duration::from_secs(30))?))?;
+        let stream: TcpStream = fixture.client_space.inside(|| {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+            // connect() alone can take a port that another connection has to another address, which is then in use for bind().
+            socket.bind(&SocketAddr::new(family.unspecified(), 0).into())?;
+            socket.connect_timeout(&to.into(), Duration::from_secs(30))?;
+            Ok(socket.into())
+        })?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let from = stream.local_addr()?;
         let mut connection = Self { stream, server: String::new(), from, to, what };
@@ -73,7 +80,7 @@ impl Connection {
         let (sends, expects) = tcp_info::sequences(&self.stream).context("TCP_REPAIR")?;
         let far = sends.wrapping_add(0x4000_0000);
         let ours = Segment { from: self.from, to: self.to, flags: RST, seq: far, ack: expects };
-        let family = if self.to.is_ipv4() { Family::V4 } else { Family::V6 };
+        let family = Family::of(self.to.ip());
         let pod: u8 = self.server.parse()?;
         let answers = expects.wrapping_add(0x4000_0000);
         let theirs = Segment {

@@ -15,7 +15,8 @@ use super::{Case, held, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw;
-use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip, pod_ip};
 use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };

@@ -13,7 +13,8 @@ use super::flood::sink;
 use super::{Case, udp};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip, pod_ip};
 
 /// A port on which no server of the fixture listens.
 const PORT: u16 = 7777;

@@ -13,7 +13,8 @@ use super::{Case, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Folder, Port, Service};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Folder, Port, Service};
 
 /// Room for the entries of `web` in each family, its address and its port, and for two more. A failure that lasts for
 /// two seconds makes the node unhealthy.

@@ -11,7 +11,8 @@ use serde_json::json;
 use super::exposed::node_ip;
 use crate::fixture::{Fixture, SOON, eventually};
 use crate::peer::{Attempt, Held, SocketKind};
-use proxy_testbed::manifest::{Family, pod_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{pod_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
 
 pub const NUMBER: u8 = 41;
 const NODE_PORTS: [u16; 2] = [30_090, 30_091];

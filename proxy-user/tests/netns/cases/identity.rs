@@ -14,7 +14,8 @@ use crate::fixture::{SOON, eventually, nft};
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
 use crate::raw::{self, Wire, device};
-use proxy_testbed::manifest::{Family, cluster_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
 use proxy_testbed::space::Space;
 
 pub const CASES: &[NodesCase] = &[

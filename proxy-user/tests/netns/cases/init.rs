@@ -10,7 +10,7 @@ use super::{Case, WEB, capabilities, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 

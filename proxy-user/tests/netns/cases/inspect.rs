@@ -10,7 +10,7 @@ use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{ask, binary};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 

@@ -11,7 +11,8 @@ use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::pod_ip;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 

@@ -10,7 +10,8 @@ use super::{Case, tcp};
 use crate::agent::{self, ask};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip};
 
 const WEB: Service = Service { name: "web", number: 1, ports: &[tcp(80, 8080, &[0, 1])] };
 /// Its one endpoint does not listen on the target port.

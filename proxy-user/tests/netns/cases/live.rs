@@ -12,7 +12,8 @@ use super::exposed::{NODE_PORTS, NUMBER, State, node_ip, node_port, open_up, put
 use super::{Case, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::cluster_ip;
 
 const WISH: Wish = Wish { pods: 3, services: &[], flags: SMALL };
 

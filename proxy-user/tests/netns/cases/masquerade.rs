@@ -17,7 +17,8 @@ use super::held::{self, TARGETS, node_port};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::pod_ip;
 use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };

@@ -18,7 +18,8 @@ use super::exposed::{NODE_PORTS, NUMBER, node_ip, open_up, put};
 use super::{Case, client_ip};
 use crate::fixture::{FAILS, Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Failure, Peer, Seen, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 
 pub const CASES: &[Case] = &[Case {
     name: "matrix::clients_reach_exactly_the_endpoints_that_the_policy_allows",

@@ -77,7 +77,8 @@ use anyhow::{Result, ensure};
 
 use crate::fixture::{Fixture, Wish};
 use crate::peer::{Attempt, Peer, Seen, SocketKind, Tally};
-use proxy_testbed::manifest::{Family, Port, Service, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Port, Service, cluster_ip, pod_ip};
 
 /// A test with a fixture.
 #[derive(Clone, Copy)]

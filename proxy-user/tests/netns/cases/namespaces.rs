@@ -12,7 +12,8 @@ use serde_json::json;
 use super::{Case, WEB, vip};
 use crate::fixture::{Cgroup, Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::text_with;
 use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };

@@ -11,7 +11,8 @@ use super::{Case, ensure_sees_orig_dst, tcp, udp};
 use crate::agent::command;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, service_object, slices, text_with, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, service_object, slices, text_with, yaml};
 
 const PORTS: Service =
     Service { name: "ports", number: 50, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };

@@ -15,11 +15,12 @@ use super::takeover::{back, ruleset, takeover, through};
 use super::{Case, WEB};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::Family;
 use proxy_testbed::kube::control::ControlPlane;
 use proxy_testbed::kube::kube_proxy::{self, Mode};
 use proxy_testbed::kube::process::Process;
 use proxy_testbed::kube::{self, tail};
-use proxy_testbed::manifest::{self, Family, cluster_ip, pod_ip};
+use proxy_testbed::manifest::{self, cluster_ip, pod_ip};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 

@@ -9,7 +9,8 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, ensure_sees_orig_dst, is_snat_port, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::cluster_ip;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 /// [`SMALL`], with the range of Service addresses.
@@ -160,7 +161,7 @@ fn addresses(fixture: &Fixture) -> Result<()> {
             Ok(())
         })?;
         reach(fixture, Attempt::new(SocketKind::Udp, (other, 53).into()))?;
-        let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+        let family = Family::of(ip);
         reach(fixture, Attempt::new(SocketKind::Udp, node_port(family, SocketKind::Udp)))?;
     }
     Ok(())

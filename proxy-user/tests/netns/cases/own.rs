@@ -7,7 +7,7 @@ use super::{Case, WEB, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 

@@ -9,7 +9,8 @@ use super::exposed::open_up;
 use super::{Case, EMPTY, WEB, client_ip, ensure_sees_orig_dst, pod, spread, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::peer::{Attempt, Close, SocketKind};
-use proxy_testbed::manifest::{Family, Service, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, pod_ip};
 
 /// The next source port; only [`reaches`] uses these ports.
 static PORT: AtomicU16 = AtomicU16::new(21_000);
@@ -108,7 +109,7 @@ fn refuses_all(fixture: &Fixture) -> Result<()> {
 /// Opens connections from one client port to two Services of one pod: for the pod, both would have the same address and port.
 fn collides(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
-        let (port, first) = (41_000 + index, 10 * u32::from(index));
+        let (port, first) = (25_000 + index, 10 * u32::from(index));
         for (id, service) in [(first, WEB), (first + 1, TWIN)] {
             fixture.client.open(
                 id,
@@ -141,7 +142,7 @@ fn collides(fixture: &Fixture) -> Result<()> {
 /// Uses one client port again and again: the pods may still know the previous connection when the next one comes.
 fn again(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
-        for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {
+        for (port, close) in [(26_000, Close::Reset), (26_010, Close::Server)] {
             let to = vip(family, WIDE, SocketKind::Tcp);
             let attempt = Attempt::new(SocketKind::Tcp, to).at_port(port + index).close(close);
             (0..200).try_for_each(|_| ensure_sees_orig_dst(&fixture.client.reach(attempt)?, attempt, to))?;

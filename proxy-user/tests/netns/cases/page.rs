@@ -14,7 +14,8 @@ use crate::agent::get;
 use crate::browser::Browser;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Load, SocketKind};
-use proxy_testbed::manifest::{Family, Port, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Port, Service, cluster_ip};
 
 const fn http(pods: &'static [u8]) -> [Port; 1] {
     [Port { name: "http", is_tcp: true, number: 80, target: 8080, pods }]

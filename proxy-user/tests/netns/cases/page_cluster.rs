@@ -19,7 +19,8 @@ use crate::browser::Browser;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::mock::{self, Answers, agents_pod};
 use crate::peer::{Attempt, Load, SocketKind};
-use proxy_testbed::manifest::{Family, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip};
 use proxy_testbed::space::Space;
 
 const SHOP: Service = Service { name: "shop", number: 20, ports: &[tcp(80, 8080, &[0])] };

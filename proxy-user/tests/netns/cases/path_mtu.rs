@@ -12,7 +12,8 @@ use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, is_snat_port, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };

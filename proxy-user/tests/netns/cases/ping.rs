@@ -11,7 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Case, tcp};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
-use proxy_testbed::manifest::{Family, Service, cluster_ip, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip, text_with};
 use proxy_testbed::space::Space;
 
 #[rustfmt::skip]

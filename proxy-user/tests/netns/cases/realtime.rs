@@ -12,7 +12,7 @@ use super::exposed::{node_ip, open_up};
 use super::{Case, NodesCase, WEB, smoke, vip};
 use crate::fixture::{Fixture, Wish};
 use crate::peer::SocketKind;
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: &[] };
 
@@ -73,7 +73,7 @@ fn exchange(to: SocketAddr, priority: libc::c_int, size: usize, pause: Duration)
     socket.connect(to)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     // The source port is one for SNAT.
-    let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
+    let family = Family::of(to.ip());
     let (start, end) = (format!("0/5353|{}", SocketAddr::from((node_ip(family), 0))), format!("|{size}"));
     let start = start.trim_end_matches('0');
     let (begun, message) = (Instant::now(), vec![b'x'; size]);

@@ -10,7 +10,8 @@ use super::held::{self, TARGETS};
 use super::{Case, tcp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Held, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text_with};
 
 const WISH: Wish = Wish { pods: 6, services: &[], flags: SMALL };
 const THREE: Service = Service { name: "moves", number: 43, ports: &[tcp(80, TARGETS[0], &[0, 1, 2])] };

@@ -12,7 +12,8 @@ use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent::Agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Failure, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text_with};
 
 const WISH: Wish = Wish { pods: 3, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };

@@ -15,7 +15,7 @@ use super::{Case, WEB, vip};
 use crate::agent;
 use crate::fixture::{Cgroup, Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// Flags for small maps, and for a sync period so short that the agent soon compares them.
 #[rustfmt::skip]

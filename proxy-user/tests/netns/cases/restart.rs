@@ -16,7 +16,8 @@ use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Load, SocketKind};
-use proxy_testbed::manifest::{Family, Service};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::Service;
 
 /// Fewer flows than the traffic makes: flows whose client has had its answer are evicted for others.
 #[rustfmt::skip]

@@ -14,7 +14,8 @@ use super::exposed::{node_ip, open_up};
 use super::socket_lb::attends;
 use crate::fixture::{Fixture, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Load, Peer, SocketKind, Tally};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip, ready_on, service_object, slices, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip, ready_on, service_object, slices, yaml};
 
 const PODS: u8 = 6;
 const NUMBER: u8 = 66;

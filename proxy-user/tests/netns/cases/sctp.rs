@@ -11,7 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::exposed::{node_ip, open_up};
 use super::{Case, client_ip, is_snat_port, tcp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use proxy_testbed::manifest::{Family, Service, cluster_ip, pod_ip, text};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip, pod_ip, text};
 use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };

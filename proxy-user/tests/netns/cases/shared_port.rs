@@ -12,7 +12,8 @@ use super::exposed::{NUMBER, is_sent_on, node_port, open_up, put};
 use super::{Case, client_ip, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::cluster_ip;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
@@ -53,7 +54,7 @@ fn attempt(kind: SocketKind, to: SocketAddr, port: u16) -> Attempt {
 fn udp(fixture: &Fixture, here: bool) -> Result<()> {
     begin(fixture, here)?;
     let mut wrong = Vec::new();
-    for (family, first_port) in Family::BOTH.into_iter().zip([40_000, 40_100]) {
+    for (family, first_port) in Family::BOTH.into_iter().zip([24_000, 24_100]) {
         let kind = SocketKind::Datagram;
         let cluster: SocketAddr = (cluster_ip(family, NUMBER), 53).into();
         let [service, direct] = [node_port(family, kind), pod(family, 0, kind)];
@@ -84,7 +85,7 @@ fn udp(fixture: &Fixture, here: bool) -> Result<()> {
 fn tcp(fixture: &Fixture) -> Result<()> {
     begin(fixture, true)?;
     let mut wrong = Vec::new();
-    for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
+    for (family, port) in Family::BOTH.into_iter().zip([24_200, 24_210]) {
         let order = [node_port(family, SocketKind::Tcp), pod(family, 0, SocketKind::Tcp)];
         let live = || {
             for (id, to) in (u32::from(port)..).zip(order) {
@@ -112,7 +113,7 @@ fn tcp(fixture: &Fixture) -> Result<()> {
 /// Service with a segment of the direct one. The SYN that the client then retransmits gets another source port.
 fn tcp_straight_first(fixture: &Fixture) -> Result<()> {
     begin(fixture, true)?;
-    for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
+    for (family, port) in Family::BOTH.into_iter().zip([24_200, 24_210]) {
         let id = u32::from(port);
         let [service, direct] = [node_port(family, SocketKind::Tcp), pod(family, 0, SocketKind::Tcp)];
         fixture.client.open(id, attempt(SocketKind::Tcp, direct, port))?;

@@ -10,7 +10,8 @@ use super::{Case, EMPTY, NodesCase, WEB, client_ip, ensure_sees_orig_dst, repair
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
 use crate::verify;
-use proxy_testbed::manifest::{Family, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::pod_ip;
 
 pub(super) const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
 /// Flags for small maps, and for a sync period so short that the agent soon finds what was removed.

@@ -11,7 +11,8 @@ use proxy_user::maps::sys::{attr, bpf, bpf_fd};
 use super::{Case, tcp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::Service;
 
 /// With two endpoints, Ballast watches connections.
 const TWO: Service = Service { name: "two", number: 62, ports: &[tcp(80, 8080, &[0, 1])] };

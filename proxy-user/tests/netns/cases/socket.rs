@@ -7,7 +7,8 @@ use anyhow::{Result, ensure};
 use super::{Case, EMPTY, WEB, ensure_sees_orig_dst, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: SMALL };
 

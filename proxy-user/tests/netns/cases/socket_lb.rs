@@ -19,7 +19,8 @@ use super::{Case, WEB, ensure_sees_orig_dst, tcp, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Failure, Load, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip};
 
 const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
@@ -154,7 +155,7 @@ fn meshed(fixture: &Fixture) -> Result<()> {
 fn one_port(fixture: &Fixture) -> Result<()> {
     attends(fixture)?;
     let pod = fixture.pod(1)?;
-    for (port, family) in [(41_000, Family::V4), (41_001, Family::V6)] {
+    for (port, family) in [(25_000, Family::V4), (25_001, Family::V6)] {
         let to = [PAGE, SAME].map(|service| vip(family, service, SocketKind::Tcp));
         for (id, to) in (1..).zip(to) {
             pod.open(id, Attempt::new(SocketKind::Tcp, to).at_port(port))?;

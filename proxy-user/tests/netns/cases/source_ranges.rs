@@ -8,7 +8,8 @@ use serde_json::json;
 use super::{Case, pod, tcp, udp};
 use crate::fixture::{FAILS, Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text_with};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: FAILS };
 const GUARDED: Service =

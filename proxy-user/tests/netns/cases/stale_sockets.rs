@@ -9,7 +9,8 @@ use proxy_user::maps::view::View;
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Failure, Peer, SocketKind};
-use proxy_testbed::manifest::{Family, Service};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::Service;
 
 pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
 pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };

@@ -7,7 +7,8 @@ use anyhow::{Result, ensure};
 use super::{Case, is_clean, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Load, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text};
 
 const LEFT: Service =
     Service { name: "left", number: 40, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };

@@ -10,7 +10,7 @@ use super::{Case, WEB, client_ip, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw;
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 

@@ -15,7 +15,7 @@ use super::{Case, WEB, ensure_no_syn_lost, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, feed, nft};
 use crate::peer::{Attempt, Load, SocketKind, Tally};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 

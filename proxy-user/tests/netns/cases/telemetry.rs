@@ -14,8 +14,8 @@ use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
+use proxy_testbed::Family;
 use proxy_testbed::kube::process::Process;
-use proxy_testbed::manifest::Family;
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[

@@ -11,7 +11,8 @@ use super::{Case, tcp};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service, text_with};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, text_with};
 
 const WISH: Wish =
     Wish { pods: 1, services: &[], flags: &["--max-source-ranges", "16384", "--sync-period", "1s"] };

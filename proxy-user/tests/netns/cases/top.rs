@@ -9,7 +9,7 @@ use super::{Case, EMPTY, WEB, vip};
 use crate::agent::{binary, command};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 

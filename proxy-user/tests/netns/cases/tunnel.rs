@@ -15,7 +15,8 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, EMPTY, ensure_sees_orig_dst, is_snat_port};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, Peer, Seen, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip, pod_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[EMPTY], flags: SMALL };

@@ -8,7 +8,8 @@ use proxy_common::socket::SOCKET_PEERS;
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, Wish};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Port, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Port, Service, cluster_ip};
 
 /// One endpoint: after `connect(AF_UNSPEC)`, an IPv6 socket still receives from its former peer only (Linux 6.18).
 const ONE: Service = Service { name: "one", number: 63, ports: &[udp(53, 5353, &[1])] };

@@ -8,7 +8,8 @@ use super::exposed::open_up;
 use super::{Case, WEB, tcp, udp, vip};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, Service, cluster_ip};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{Service, cluster_ip};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[

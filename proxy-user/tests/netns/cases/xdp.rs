@@ -12,7 +12,8 @@ use crate::fixture::{SOON, eventually};
 use crate::nodes::{Node, Nodes, link_ip, node_ip};
 use crate::peer::{Attempt, Load, SocketKind};
 use crate::raw::{self, Tap};
-use proxy_testbed::manifest::{Family, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::yaml;
 use proxy_testbed::space::Space;
 
 pub const CASES: &[NodesCase] = &[

@@ -30,7 +30,8 @@ use proxy_user::maps::segments::first_segment;
 use crate::agent::{self, Agent, Setup};
 use crate::fixture::{Cgroup, Dir, nft, places};
 use crate::peer::Peer;
-use proxy_testbed::manifest::{Family, Folder};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::Folder;
 use proxy_testbed::space::Space;
 
 /// Flags for maps that hold one Service for each policy and place.

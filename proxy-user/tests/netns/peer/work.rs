@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use proxy_testbed::Family;
 use socket2::{Domain, Socket, Type};
 
 use super::hold::{self, Holder};
@@ -103,8 +104,7 @@ impl Conversation {
             socket.set_read_timeout(Some(patience))?;
             socket.set_write_timeout(Some(patience))?;
             if source_port != 0 {
-                let any: IpAddr =
-                    if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                let any = Family::of(to.ip()).unspecified();
                 socket.set_reuse_address(true)?;
                 socket.bind(&SocketAddr::new(any, source_port).into())?;
             }

@@ -24,11 +24,11 @@ use super::NodesCase;
 use crate::fixture::nft;
 use crate::nodes::{Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_testbed::Family;
 use proxy_testbed::kube::control::ControlPlane;
 use proxy_testbed::kube::kube_proxy::{self, Mode};
 use proxy_testbed::kube::process::Process;
 use proxy_testbed::kube::{self, PATIENCE, eventually};
-use proxy_testbed::manifest::Family;
 use proxy_testbed::space::Space;
 
 pub const CASES: &[NodesCase] =

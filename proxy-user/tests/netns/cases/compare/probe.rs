@@ -9,7 +9,7 @@ use super::World;
 
 use crate::nodes::{link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// Number of connections to a Service with several endpoints: one of four is missed by chance once in 100,000 times.
 const TRIES: usize = 40;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::nodes::{link_ip, node_ip, pod_ip};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// A random number generator (`SplitMix64`).
 pub struct Random(pub u64);

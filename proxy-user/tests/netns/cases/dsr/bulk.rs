@@ -11,7 +11,7 @@ use super::objects::MANY;
 use super::{is_direct, vip};
 use crate::nodes::{Nodes, pod_ip};
 use crate::peer::SocketKind;
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 use proxy_testbed::space::Space;
 
 /// Size of a transfer in bytes.

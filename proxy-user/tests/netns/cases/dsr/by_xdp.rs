@@ -9,7 +9,7 @@ use crate::cases::xdp;
 use crate::nodes::{Node, Nodes};
 use crate::peer::{Attempt, SocketKind};
 use crate::raw::Tap;
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// Number of exchanges of each kind.
 const EXCHANGES: usize = 40;

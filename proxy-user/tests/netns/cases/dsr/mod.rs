@@ -22,7 +22,7 @@ use crate::fixture::{SOON, eventually};
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Load, Seen, SocketKind};
 use crate::raw::{self, Wire};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "dsr::endpoints_answer_clients_directly", run: || with(Wish::default(), direct) },
@@ -124,7 +124,7 @@ fn exchange(nodes: &Nodes, kind: SocketKind, to: SocketAddr) -> Result<Seen> {
 
 /// Waits until an exchange of this kind is answered directly.
 fn is_direct(nodes: &Nodes, kind: SocketKind, to: SocketAddr) -> Result<Seen> {
-    let own = link_ip(if to.is_ipv4() { Family::V4 } else { Family::V6 }, 30, 100);
+    let own = link_ip(Family::of(to.ip()), 30, 100);
     eventually(SOON, || {
         let seen = nodes.outside.reach(Attempt::new(kind, to))?;
         ensure!(seen.client.ip() == own, "{to}: the endpoint sees {}", seen.client);

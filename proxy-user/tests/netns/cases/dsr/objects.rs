@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use serde_json::json;
 
 use crate::nodes::{link_ip, node_ip, pod_ip};
-use proxy_testbed::manifest::{Family, ready_on, service_object, slices, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{ready_on, service_object, slices, yaml};
 
 /// Ports of the Service's own address, and its node ports, each for TCP and UDP.
 pub const PORTS: [u16; 2] = [80, 53];

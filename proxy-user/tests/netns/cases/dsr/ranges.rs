@@ -7,7 +7,7 @@ use super::{answers, lead, orig_dst};
 use crate::fixture::{SOON, eventually};
 use crate::nodes::{Node, Nodes};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 const FLAGS: [&str; 4] = ["--tenant-annotations", "all", "--dsr-source-ranges", "10.250.0.0/16,fd50:1::/64"];
 

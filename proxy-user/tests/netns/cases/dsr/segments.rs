@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{change, is_direct, lead, orig_dst};
 use crate::nodes::Nodes;
 use crate::peer::SocketKind;
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// Number of sockets in each family, each with its own port.
 const SOCKETS: usize = 64;

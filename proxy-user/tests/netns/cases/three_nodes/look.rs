@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::rule::{Location, Mode, PLACES, POLICIES, Who, expected, node_port};
 use crate::nodes::node_ip;
 use crate::peer::{Attempt, Peer, SocketKind};
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// Returns what the client sees in so many connections; for an error, its text is in the server's place.
 pub fn observe(peer: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSet<(String, Option<IpAddr>)>> {

@@ -19,7 +19,8 @@ use super::NodesCase;
 use crate::fixture::{SOON, eventually};
 use crate::nodes::{BRIDGE, Node, Nodes, PREFIX, node_ip};
 use crate::peer::{Attempt, SocketKind};
-use proxy_testbed::manifest::{Family, cluster_ip, yaml};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{cluster_ip, yaml};
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "three_nodes::kubeadms_configuration", run: || matrix(Mode::Kubeadm) },
@@ -64,7 +65,7 @@ fn one_port() -> Result<()> {
     nodes.folder.put_text("all", &yaml(objects()))?;
     nodes.begin(&[])?;
     let client = &nodes.all[1].host;
-    for (family, port) in Family::BOTH.into_iter().zip([40_000, 40_001]) {
+    for (family, port) in Family::BOTH.into_iter().zip([24_000, 24_001]) {
         let remote = (node_ip(family, 1), node_port(0, Location::Near, SocketKind::Datagram)).into();
         let cluster = (cluster_ip(family, CLUSTER), 53).into();
         let id = u32::from(port);

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::rule::{PLACES, POLICIES, node_port};
 use crate::nodes::node_ip;
 use crate::peer::SocketKind;
-use proxy_testbed::manifest::{Family, service_object, slices, tcp_and_udp};
+use proxy_testbed::Family;
+use proxy_testbed::manifest::{service_object, slices, tcp_and_udp};
 
 /// Last part of the first Service's cluster address; those of the others follow.
 pub const CLUSTER: u8 = 100;

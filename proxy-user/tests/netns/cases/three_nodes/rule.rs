@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::nodes::{link_ip, node_ip, pod_ip};
 use crate::peer::SocketKind;
-use proxy_testbed::manifest::Family;
+use proxy_testbed::Family;
 
 /// How the nodes detect pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
