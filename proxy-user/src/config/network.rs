@@ -41,7 +41,7 @@ pub struct Network {
     #[arg(long, env = "BALLAST_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX")]
     pub pod_interface_name_prefix: Option<String>,
     /// Additional uplinks (devices that receive packets of other machines): comma-separated names with * and ?. Ballast
-    /// finds these itself: NICs, bonds, tunnels, and devices with a default route, an internal address of the node, or a
+    /// finds these itself: NICs, bonds, tunnels, tun devices with an address, and devices with a default route, an internal address of the node, or a
     /// network of their own.
     #[arg(
         long,

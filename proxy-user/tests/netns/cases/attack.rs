@@ -276,7 +276,7 @@ fn refused_as_martian(scene: &Scene<'_>, sources: &[IpAddr], what: &str) -> Resu
     const EACH: usize = 8;
     let mut wrong = Vec::new();
     for ip in sources {
-        let family = Family::of(ip);
+        let family = Family::of(*ip);
         let sink = Sink::new(scene.fixture, family, 0)?;
         let before = scene.reason(Reason::MartianSource)?;
         let from: SocketAddr = (*ip, 4242).into();
