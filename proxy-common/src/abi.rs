@@ -80,8 +80,8 @@ sizes! {
     IpsecPolicy<[u8; 16]>: 64 = 32 32;
     DeviceSource<[u8; 4]>: 8 = 4 4;
     DeviceSource<[u8; 16]>: 20 = 4 16;
-    NodeEntry<[u8; 4]>: 408 = 4 8 64 4 256 4 64 4;
-    NodeEntry<[u8; 16]>: 1500 = 16 32 256 4 1024 4 160 4;
+    NodeEntry<[u8; 4]>: 412 = 4 8 64 4 256 4 4 64 4;
+    NodeEntry<[u8; 16]>: 1504 = 16 32 256 4 1024 4 4 160 4;
     AffinityKey<[u8; 4]>: 8 = 4 4;
     AffinityKey<[u8; 16]>: 20 = 16 4;
     SourceRangeKey<[u8; 4]>: 8 = 4 4;

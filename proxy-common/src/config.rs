@@ -188,7 +188,8 @@ flags! {
         /// Other nodes of the cluster send encapsulated packets to this node (DSR), so the programs examine IP-in-IP packets.
         /// The agent clears this bit when no Service has DSR and no flow is left that began with it.
         pub const CONFIG_DSR: u32 = 1 << 8;
-        /// The kernel has `IPsec` policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
+        /// The kernel has `IPsec` policies ([`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec)), or routes by mark
+        /// ([`NodeEntry::routes_by_mark`](crate::node::NodeEntry::routes_by_mark)).
         pub const CONFIG_IPSEC: u32 = 1 << 9;
         /// Some local devices are ports of a bridge that is an uplink or has a NIC ([`DEVICE_LAN_PORT`](crate::node::DEVICE_LAN_PORT)).
         pub const CONFIG_LAN_PORTS: u32 = 1 << 10;

@@ -284,6 +284,7 @@ pub const STATE_TUNNEL_SHIFT: u32 = 19;
 const STATE_TUNNEL: u32 = STATE_DSR - (1 << STATE_TUNNEL_SHIFT);
 
 const _: () = {
+    assert!(1 << STATE_ARRIVAL_SHIFT == STATE_REROUTE << 1, "a device's index is in the place of a flag");
     let with_dsr = STATE_BITS & !(STATE_MASQUERADE | STATE_REROUTE);
     assert!(with_dsr & STATE_TUNNEL == 0, "a flag is in the place of the tunnel's number");
     assert!(TUNNEL_COUNT - 1 <= STATE_TUNNEL >> STATE_TUNNEL_SHIFT, "a tunnel's number has no room");
@@ -336,10 +337,22 @@ pub const fn is_masqueraded(bits: u32) -> bool {
     bits & (STATE_DSR | STATE_MASQUERADE) == STATE_MASQUERADE
 }
 
-/// Whether replies of a flow with these bits take the route of their new source.
+/// Lowest bit of the index of the device on which packets of a flow with [`STATE_REROUTE`] arrive, in the place of the tunnel's
+/// number. An index that has no room is 0: no device has this one.
+const STATE_ARRIVAL_SHIFT: u32 = 21;
+
+/// Returns the bits of a flow whose packets arrive on this device, and whose replies have a route by another one.
 #[inline(always)]
-pub const fn is_rerouted(bits: u32) -> bool {
-    bits & (STATE_DSR | STATE_REROUTE) == STATE_REROUTE
+pub const fn rerouted(ifindex: u32) -> u32 {
+    let has_room = ifindex < STATE_DSR >> STATE_ARRIVAL_SHIFT;
+    STATE_REROUTE | if has_room { ifindex << STATE_ARRIVAL_SHIFT } else { 0 }
+}
+
+/// Whether replies of a flow with these bits that leave by this device take the route of their new source. Replies that leave by
+/// the device of the requests are right: the stack knows more than their addresses, such as the mark of their connection.
+#[inline(always)]
+pub const fn is_rerouted(bits: u32, ifindex: u32) -> bool {
+    bits & (STATE_DSR | STATE_REROUTE) == STATE_REROUTE && bits >> STATE_ARRIVAL_SHIFT != ifindex
 }
 
 /// Returns the `STATE_*` and connection bits of a state word.

@@ -96,6 +96,8 @@ pub struct NodeEntry<A> {
     pub ipsec: [IpsecPolicy<A>; IPSEC_POLICIES],
     /// Number of used elements of [`NodeEntry::ipsec`].
     pub ipsec_count: u32,
+    /// Not 0: the kernel has routes for packets with a mark that only netfilter knows, so it routes what is forwarded with SNAT.
+    pub routes_by_mark: u32,
     /// The devices whose packets have another source than [`NodeEntry::source`]: netfilter's MASQUERADE chooses an address of
     /// the device, too.
     pub sources: [DeviceSource<A>; DEVICE_SOURCES],
@@ -112,6 +114,7 @@ impl<A: Address> NodeEntry<A> {
         service_cidr_count: 0,
         ipsec: [IpsecPolicy { src: Cidr::NONE, dst: Cidr::NONE }; IPSEC_POLICIES],
         ipsec_count: 0,
+        routes_by_mark: 0,
         sources: [DeviceSource { ifindex: 0, addr: A::ZERO }; DEVICE_SOURCES],
         source_count: 0,
     };

@@ -68,8 +68,43 @@ pub enum Fib {
     Found,
     /// The packet is longer than the MTU, which the route states.
     TooBig,
-    /// No route, or no route that forwards.
+    /// The kernel would drop the packet.
     NoRoute,
+    /// The kernel would answer with an ICMP error; [`Route::mtu`] is its code ([`Unreachable`]).
+    Unreachable,
+}
+
+impl Fib {
+    /// Whether there is a route, also if the packet is too long for it.
+    #[inline(always)]
+    pub const fn is_route(self) -> bool {
+        matches!(self, Self::Found | Self::TooBig)
+    }
+}
+
+/// The codes of "destination unreachable" of a family (RFC 792 and RFC 1812, 5.2.7.1; RFC 4443, 3.1), as the kernel chooses
+/// them (`ip_error`, `ip6_pkt_drop`, `arp_error_report`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreachable {
+    /// There is no route.
+    pub no_route: u32,
+    /// The route is of type `unreachable`.
+    pub by_route: u32,
+    /// The route is of type `prohibit`.
+    pub prohibited: u32,
+    /// The next hop does not answer.
+    pub no_neighbour: u32,
+}
+
+impl Unreachable {
+    /// Returns the codes of the family with addresses of type `A`.
+    pub const fn of<A>() -> Self {
+        if size_of::<A>() > size_of::<u32>() {
+            Self { no_route: 0, by_route: 0, prohibited: 1, no_neighbour: 3 }
+        } else {
+            Self { no_route: 0, by_route: 1, prohibited: 13, no_neighbour: 1 }
+        }
+    }
 }
 
 /// A route: the next hop of a packet.
@@ -84,7 +119,7 @@ pub struct Route {
     pub next_hop: [u32; 4],
     /// Destination and source address, in the order of an Ethernet header.
     pub macs: [u32; 3],
-    /// MTU, in bytes.
+    /// MTU, in bytes; of [`Fib::Unreachable`], the code of the ICMP error.
     pub mtu: u32,
     /// Not 0: `macs` are known; 0: the kernel has to resolve the next hop.
     pub resolved: u32,

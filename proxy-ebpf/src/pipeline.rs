@@ -189,6 +189,9 @@ where
             Step::TimeExceeded => {
                 return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::TimeExceeded));
             }
+            Step::Unreachable => {
+                return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::Unreachable));
+            }
             Step::Move => maps.end_at_backend(frame, ctx),
             Step::Reset => return finish_code::<M, F>(maps, maps.reset(frame, ctx)),
             Step::Forward => return finish_code::<M, F>(maps, maps.send(frame, ctx, false)),

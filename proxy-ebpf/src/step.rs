@@ -101,6 +101,8 @@ steps! {
     TooBig = 13,
     /// The client is to get an ICMP error: the packet's time to live has expired.
     TimeExceeded = 26,
+    /// The client is to get an ICMP error: the route of its packet leads nowhere.
+    Unreachable = 28,
     /// The connection is to be reset, since its endpoint was removed.
     Reset = 23,
     /// The connection moves to another endpoint: the packet is to become the RST for the present one.

@@ -42,10 +42,11 @@ pub struct NodePlan {
     pub policy_routes: bool,
     /// Connections that another proxy began are left to netfilter.
     pub other_proxy: bool,
-    /// The IPsec policies of the kernel by family, and packets with SNAT whose route may depend on a mark, at most
-    /// [`IPSEC_POLICIES`](proxy_common::node::IPSEC_POLICIES) of each: the kernel's stack routes packets to
-    /// which one applies.
+    /// The IPsec policies of the kernel by family, at most [`IPSEC_POLICIES`](proxy_common::node::IPSEC_POLICIES) of each: the
+    /// kernel's stack routes packets to which one applies.
     pub ipsec: BTreeMap<IpFamily, Vec<IpsecPolicy>>,
+    /// The families in which the route of packets with SNAT may depend on a mark that only netfilter knows: the stack routes them.
+    pub routes_by_mark: BTreeSet<IpFamily>,
     /// The operator's settings; `masquerade_mark` is 0 if netfilter cannot masquerade.
     pub settings: NodeSettings,
     /// Ids of the cgroups of pods; all 0: not known.
@@ -147,10 +148,10 @@ pub fn plan_node(
         ),
     }));
     let device_sources = device_sources(node, host, &devices, &sources, &mut problems);
-    let by_mark = routed_by_mark(host, &sources, &device_sources);
     let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
-        ipsec: ipsec::combine(host.ipsec.keys().chain(&by_mark)),
+        ipsec: ipsec::combine(host.ipsec.keys()),
+        routes_by_mark: host.mark_routes.clone(),
         device_sources,
         sources,
         pods,
@@ -208,29 +209,6 @@ fn device_sources(
         }
     }
     families
-}
-
-/// Returns the packets with SNAT of families in which packets with a mark have routes of their own: only netfilter knows their
-/// mark, so the stack routes them.
-fn routed_by_mark(
-    host: &HostView,
-    sources: &BTreeMap<IpFamily, IpAddr>,
-    device_sources: &BTreeMap<IpFamily, Vec<(u32, IpAddr)>>,
-) -> Vec<IpsecPolicy> {
-    let all = |family| match family {
-        IpFamily::V4 => IpNet::V4(Ipv4Net::default()),
-        IpFamily::V6 => IpNet::V6(Ipv6Net::default()),
-    };
-    let of_family = |family: &IpFamily| {
-        let of_devices = device_sources.get(family).into_iter().flatten().map(|(_, address)| address);
-        let dst = all(*family);
-        sources
-            .get(family)
-            .into_iter()
-            .chain(of_devices)
-            .map(move |src| IpsecPolicy { src: (*src).into(), dst })
-    };
-    host.mark_routes.iter().flat_map(of_family).collect()
 }
 
 /// Reports uplinks with addresses that get no programs.

@@ -36,11 +36,20 @@ pub struct NodeFamily<A, N> {
     pub sources: Vec<(u32, A)>,
     /// Source and destination addresses of IPsec policies, at most [`IPSEC_POLICIES`].
     pub ipsec: Vec<(N, N)>,
+    /// The stack routes packets with SNAT.
+    pub routes_by_mark: bool,
 }
 
 impl<A, N> Default for NodeFamily<A, N> {
     fn default() -> Self {
-        Self { source: None, pods: None, service_cidrs: Vec::new(), sources: Vec::new(), ipsec: Vec::new() }
+        Self {
+            source: None,
+            pods: None,
+            service_cidrs: Vec::new(),
+            sources: Vec::new(),
+            ipsec: Vec::new(),
+            routes_by_mark: false,
+        }
     }
 }
 
@@ -113,6 +122,7 @@ impl<A, N> NodeFamily<A, N> {
             *slot = IpsecPolicy { src: src.to_map(), dst: dst.to_map() };
         }
         entry.ipsec_count = self.ipsec.len().min(IPSEC_POLICIES) as u32;
+        entry.routes_by_mark = self.routes_by_mark.into();
         for (slot, (ifindex, addr)) in entry.sources.iter_mut().zip(&self.sources) {
             *slot = DeviceSource { ifindex: *ifindex, addr: addr.to_map() };
         }
@@ -143,6 +153,7 @@ impl<A, N> NodeFamily<A, N> {
                 .take((entry.ipsec_count as usize).min(IPSEC_POLICIES))
                 .filter_map(|policy| Some((N::from_map(&policy.src)?, N::from_map(&policy.dst)?)))
                 .collect(),
+            routes_by_mark: entry.routes_by_mark != 0,
         }
     }
 }
@@ -311,6 +322,7 @@ mod tests {
             pods in prop::option::of((any::<u32>(), 0u8..=32)),
             cidrs in prop::collection::vec((any::<u32>(), 1u8..=32), 0..SERVICE_CIDRS),
             sources in prop::collection::vec((any::<u32>(), 1u32..), 0..DEVICE_SOURCES),
+            routes_by_mark: bool,
             ipsec in prop::collection::vec(((any::<u32>(), 0u8..=31), (any::<u32>(), 0u8..=31)), 0..IPSEC_POLICIES),
         ) {
             let net = |(address, len): (u32, u8)| Ipv4Net::new(address.into(), len).unwrap().trunc();
@@ -320,6 +332,7 @@ mod tests {
                 service_cidrs: cidrs.into_iter().map(net).filter(|n| !n.network().is_unspecified()).collect(),
                 sources: sources.into_iter().map(|(ifindex, bits)| (ifindex, bits.into())).collect(),
                 ipsec: ipsec.into_iter().map(|(src, dst)| (net(src), net(dst))).collect(),
+                routes_by_mark,
             };
             let entry: NodeEntry<[u8; 4]> = row.entry();
             prop_assert_eq!(NodeFamily::from_entry(&entry), row);

@@ -420,6 +420,7 @@ fn family<A, N>(
         service_cidrs: ranges.filter_map(|range| net(*range)).collect(),
         sources: sources.filter_map(|(index, source)| Some((*index, address(*source)?))).collect(),
         ipsec: policies.filter_map(|policy| Some((net(policy.src)?, net(policy.dst)?))).collect(),
+        routes_by_mark: plan.routes_by_mark.contains(&family),
     }
 }
 
@@ -435,7 +436,7 @@ fn flags(plan: &NodePlan) -> u32 {
         (settings.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
         (plan.pod_udp_by_packets, CONFIG_POD_UDP_BY_PACKETS),
         (plan.dsr, CONFIG_DSR),
-        (!plan.ipsec.is_empty(), CONFIG_IPSEC),
+        (!plan.ipsec.is_empty() || !plan.routes_by_mark.is_empty(), CONFIG_IPSEC),
         (plan.devices.values().any(|device| device & DEVICE_LAN_PORT != 0), CONFIG_LAN_PORTS),
         (plan.policy_routes, CONFIG_POLICY_ROUTES),
         (settings.masquerade_mark != 0, CONFIG_MASQUERADE_EXTERNAL),

@@ -66,12 +66,15 @@ impl Routes {
         self.default = route;
     }
 
-    /// Looks up a route, as `bpf_fib_lookup` does.
+    /// Looks up a route, as `bpf_fib_lookup` does. A route by the device 0 is of type unreachable, with the code in its MTU.
     pub(super) fn find<A: Address>(&self, dst: &A, length: u32, route: &mut Route) -> Fib {
         let words = dst.words();
         let computed = || self.others.and_then(|others| others(words, size_of::<A>())).or(self.default);
         let Some(found) = self.to.get(&words).copied().or_else(computed) else { return Fib::NoRoute };
         *route = Route { fresh: 0, ..found };
+        if route.ifindex == 0 {
+            return Fib::Unreachable;
+        }
         if length > found.mtu { Fib::TooBig } else { Fib::Found }
     }
 }

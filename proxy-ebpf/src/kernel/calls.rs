@@ -112,7 +112,8 @@ argument!(Lookup as u32: |lookup| u32::from(lookup == Self::Again), |number| {
 argument!(Refusal as u32: |refusal| refusal as u32, |number| match number {
     0 => Self::PortUnreachable,
     1 => Self::TooBig,
-    _ => Self::TimeExceeded,
+    2 => Self::TimeExceeded,
+    _ => Self::Unreachable,
 });
 
 impl<T> Argument for &T {
@@ -172,7 +173,8 @@ returned!(Existing: |existing| existing as u32, |number| match number {
 returned!(Fib: |fib| fib as u32, |number| match number {
     0 => Self::Found,
     1 => Self::TooBig,
-    _ => Self::NoRoute,
+    2 => Self::NoRoute,
+    _ => Self::Unreachable,
 });
 returned!(Parsed: |parsed| parsed as u32, |number| match number {
     0 => Self::Packet,

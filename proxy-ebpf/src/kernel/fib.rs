@@ -5,12 +5,13 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH,
-    BPF_FIB_LKUP_RET_SUCCESS, BPF_FIB_LKUP_RET_UNSUPP_LWT, bpf_fib_lookup,
+    BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_PROHIBIT, BPF_FIB_LKUP_RET_SUCCESS,
+    BPF_FIB_LKUP_RET_UNREACHABLE, BPF_FIB_LKUP_RET_UNSUPP_LWT, bpf_fib_lookup,
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;
 
-use crate::frame::{Fib, Route};
+use crate::frame::{Fib, Route, Unreachable};
 
 /// `AF_INET`.
 const INET: u8 = 2;
@@ -80,6 +81,15 @@ pub unsafe fn lookup<A: Address>(
             *route = Route::BY_STACK;
             Fib::Found
         }
+        BPF_FIB_LKUP_RET_NOT_FWDED | BPF_FIB_LKUP_RET_UNREACHABLE | BPF_FIB_LKUP_RET_PROHIBIT => {
+            let codes = Unreachable::of::<A>();
+            route.mtu = match found {
+                BPF_FIB_LKUP_RET_NOT_FWDED => codes.no_route,
+                BPF_FIB_LKUP_RET_UNREACHABLE => codes.by_route,
+                _ => codes.prohibited,
+            };
+            Fib::Unreachable
+        }
         _ => Fib::NoRoute,
     }
 }
@@ -94,10 +104,7 @@ const fn is_stacks(found: u32, is_v6: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use aya_ebpf::bindings::{
-        BPF_FIB_LKUP_RET_BLACKHOLE, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_PROHIBIT,
-        BPF_FIB_LKUP_RET_UNREACHABLE,
-    };
+    use aya_ebpf::bindings::BPF_FIB_LKUP_RET_BLACKHOLE;
 
     use super::*;
 

@@ -19,7 +19,7 @@ use super::translate::{self, Hop, Rewrite};
 use crate::context::{MAX_HOPS, NO_HASH, Packet, PacketCtx, Tuple, encapsulated};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::track::{self, Tracked, is_syn};
-use crate::frame::{Fib, Frame, Route};
+use crate::frame::{Fib, Frame, Route, Unreachable};
 use crate::header::same;
 use crate::net::{tcp as tcp_header, udp};
 use crate::report;
@@ -112,7 +112,10 @@ where
     // test for it would cost each packet a branch.
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
-        Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
+        Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => {
+            let waits = !F::EARLY && is_syn(ctx.packet.tcp_flags) && flow.is_unanswered(time);
+            forward_to(maps, frame, ctx, &to, waits)
+        }
         Some(to) if is_encapsulated(flow.bits()) => encapsulate(ctx, flow.bits(), &to),
         Some(to) => {
             let step = deliver::<F, M::Family>(frame, ctx, &to);
@@ -215,7 +218,7 @@ pub fn reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
             frame.set_translated();
             // The stack has routed the packet, and looked for policies, by the endpoint's address.
             if time.config.flags & (CONFIG_IPSEC | CONFIG_POLICY_ROUTES) != 0
-                && (is_rerouted(flow.bits())
+                && (is_rerouted(flow.bits(), frame.ifindex())
                     || time.config.flags & CONFIG_IPSEC != 0 && maps.matches_ipsec_policy(&to))
             {
                 let found = maps.find_route(frame, &to, ctx.packet.l4, &mut ctx.route);
@@ -289,7 +292,7 @@ pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
     }
     let Some(mut to) = flow.to_client() else { return Step::NewFlow };
     if F::EARLY || flow.bits() & STATE_LOCAL == 0 {
-        forward_to(maps, frame, ctx, &to)
+        forward_to(maps, frame, ctx, &to, false)
     } else {
         deliver_local(maps, frame, ctx, &mut to)
     }
@@ -338,9 +341,15 @@ fn can_forward<M: Routing<F>, F: Frame>(
 }
 
 /// Rewrites a packet that this node forwards. The route is looked up before the rewrite, so that a "too big" error quotes
-/// the packet as the client sent it.
+/// the packet as the client sent it. `waits`: if the kernel has still to resolve the next hop, it does not answer.
 #[inline(always)]
-pub fn forward_to<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Step
+fn forward_to<M, F>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    to: &Tuple<Words<M>>,
+    waits: bool,
+) -> Step
 where
     M: Routing<F>,
     F: Frame,
@@ -351,6 +360,10 @@ where
         ctx.route = Route::BY_STACK;
         found = Fib::Found;
     }
+    if waits && found == Fib::Found && ctx.route.resolved == 0 && !ctx.route.is_by_stack() {
+        ctx.route.mtu = Unreachable::of::<Words<M>>().no_neighbour;
+        found = Fib::Unreachable;
+    }
     match found {
         Fib::Found => match translate::rewrite::<F, M::Family>(frame, &ctx.packet, to, Hop::Decrement) {
             Ok(()) => Step::Forward,
@@ -359,6 +372,7 @@ where
         },
         Fib::TooBig => Step::TooBig,
         Fib::NoRoute => Step::DropFor(Reason::NoRoute),
+        Fib::Unreachable => Step::Unreachable,
     }
 }
 

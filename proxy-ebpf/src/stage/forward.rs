@@ -3,6 +3,7 @@
 //! The kernel drops a packet whose source is an address of this node as a martian, so such a packet must not go up the
 //! stack. The hook on which it arrived forwards it as a router does: next hop, time to live, and MTU of the next link.
 
+use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::prefilter::SPREAD;
 use proxy_common::{Address, Family, V4, V6};
 
@@ -19,10 +20,16 @@ pub trait Routing<F: Frame>: FibCache<Family: Rewrite + EtherType> {
     routing_calls!(declare!(), Words<Self>, F);
 }
 
-/// Whether an `IPsec` policy of the kernel applies to packets with these addresses.
+/// Whether an `IPsec` policy of the kernel applies to packets with this tuple, or a route by a mark may: then the stack routes what is
+/// forwarded with SNAT to a backend. Answers to clients leave as if there were no such route: netfilter, which has not seen the request
+/// of their connection, would have no mark for them.
 #[inline(always)]
 pub fn matches_ipsec_policy<M: Node>(maps: M, tuple: &Tuple<Words<M>>) -> bool {
-    maps.node().is_some_and(|node| node.has_ipsec_policy(&tuple.src, &tuple.dst))
+    let (Some(node), Some(config)) = (maps.node(), maps.config()) else { return false };
+    node.has_ipsec_policy(&tuple.src, &tuple.dst)
+        || node.routes_by_mark != 0
+            && config.is_snat_port(tuple.src_port)
+            && maps.node_addr(&tuple.src) & NODE_ADDR_OWN != 0
 }
 
 /// Returns the index in `fib_cache` for the addresses of a tuple.

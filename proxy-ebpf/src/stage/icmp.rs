@@ -216,7 +216,7 @@ where
 {
     let flags = maps.config().map_or(0, |config| config.flags);
     // As for a reply of the flow: the stack has routed the error by the endpoint's address.
-    let by_address = flags & CONFIG_POLICY_ROUTES != 0 && is_rerouted(ctx.plan.bits);
+    let by_address = flags & CONFIG_POLICY_ROUTES != 0 && is_rerouted(ctx.plan.bits, frame.ifindex());
     if !incoming && !by_address && flags & CONFIG_IPSEC == 0 {
         return Step::Pass;
     }

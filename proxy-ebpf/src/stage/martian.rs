@@ -9,7 +9,7 @@ use proxy_common::node::{DEVICE_GUEST, NODE_ADDR_OWN};
 use super::forward::Routing;
 use crate::context::PacketCtx;
 use crate::env::Words;
-use crate::frame::{Fib, Frame};
+use crate::frame::Frame;
 
 /// Whether the source of a packet that arrived on a device cannot be a client's: a martian address, an address of this
 /// node, an address of another device ([`is_of_another_device`]), or a link-local one that is about to leave its link.
@@ -69,7 +69,7 @@ where
     ctx.other.src = ctx.packet.key.dst;
     ctx.other.dst = ctx.packet.key.src;
     // `TooBig` is a route, too: only the device of the way back matters.
-    if maps.find_route(frame, &ctx.other, 0, &mut ctx.route) == Fib::NoRoute {
+    if !maps.find_route(frame, &ctx.other, 0, &mut ctx.route).is_route() {
         return true;
     }
     let by = ctx.route.ifindex;

@@ -1,6 +1,7 @@
 //! Answers to packets that cannot be forwarded: ICMP or ICMPv6 "port unreachable" if the destination has no endpoint
-//! (kube-proxy contract: no-endpoint verdicts), "too big", or "time exceeded" (RFC 1812, 5.3.1). The source of an answer is the
-//! original destination, or this node for "time exceeded"; it leaves by the device on which the packet arrived.
+//! (kube-proxy contract: no-endpoint verdicts), "too big", "time exceeded" (RFC 1812, 5.3.1), or what the kernel says
+//! without a route. The source of an answer is the original destination, or this node for the last two; it leaves by the device on which
+//! the packet arrived.
 //!
 //! Most packets are quoted whole, also for a technical reason: a packet from a local virtual device may still lack its
 //! transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in later, inside the quote. The sum over a segment
@@ -63,6 +64,8 @@ pub enum Refusal {
     TooBig,
     /// The packet's time to live has expired.
     TimeExceeded,
+    /// The packet has no route, or its next hop does not answer.
+    Unreachable,
 }
 
 /// Tells the client by ICMP why its packet cannot be forwarded.
@@ -75,23 +78,28 @@ where
 {
     let mut message = <M::Family as Refuse>::PORT_UNREACHABLE;
     if refusal != Refusal::PortUnreachable {
-        let is_too_big = refusal == Refusal::TooBig;
-        let reason = if is_too_big { Reason::PacketTooBig } else { Reason::TtlExceeded };
+        let reason = match refusal {
+            Refusal::TooBig => Reason::PacketTooBig,
+            Refusal::TimeExceeded => Reason::TtlExceeded,
+            _ => Reason::Unreachable,
+        };
         report::refused(maps, frame, ctx, 0, reason);
         if ctx.packet.is_later_fragment() {
             // The sender gets the error for the first fragment (RFC 1122, 3.2.2).
             return Step::Drop;
         }
-        message = <M::Family as Refuse>::HOP_LIMIT_EXCEEDED;
-        if is_too_big {
-            message = <M::Family as Refuse>::too_big(ctx.route.mtu);
+        match refusal {
+            Refusal::TooBig => message = <M::Family as Refuse>::too_big(ctx.route.mtu),
+            Refusal::TimeExceeded => message = <M::Family as Refuse>::HOP_LIMIT_EXCEEDED,
+            _ => message.kind[1] = ctx.route.mtu as u8,
         }
     }
     if refusal != Refusal::TooBig && !may_answer(maps, ERRORS) {
         return Step::DropFor(Reason::RejectLimited);
     }
     // A router answers with its own address (RFC 1812, 4.3.2.4).
-    let source = if refusal == Refusal::TimeExceeded { maps.node().map(|node| &node.source) } else { None };
+    let is_routers = matches!(refusal, Refusal::TimeExceeded | Refusal::Unreachable);
+    let source = if is_routers { maps.node().map(|node| &node.source) } else { None };
     let by_stack = maps.has_ipsec_policy(&ctx.packet.back());
     match answer::<F, M::Family>(frame, ctx, message, source, by_stack) {
         Ok(verdict) => Step::Sent(verdict),

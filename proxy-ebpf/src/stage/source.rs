@@ -12,12 +12,12 @@
 use proxy_common::backend::BACKEND_LOCAL;
 use proxy_common::config::{CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
 use proxy_common::decide;
-use proxy_common::flow::{STATE_DSR, STATE_MASQUERADE, STATE_REROUTE, STATE_SNAT};
+use proxy_common::flow::{STATE_DSR, STATE_MASQUERADE, STATE_SNAT, rerouted};
 
 use super::forward::Routing;
 use crate::context::{PacketCtx, Tuple};
 use crate::env::Words;
-use crate::frame::{Fib, Frame};
+use crate::frame::Frame;
 
 /// The flags of which one is set if this stage has anything to do.
 pub const NEEDED: u32 = CONFIG_SOURCES | CONFIG_POLICY_ROUTES | CONFIG_MASQUERADE_EXTERNAL;
@@ -29,7 +29,8 @@ pub const OUTSIDE: u32 = 1 << 31;
 
 const _: () = assert!(BACKEND_LOCAL & (BY_UPLINK | OUTSIDE) == 0);
 
-/// Completes the plan of a new flow: the source address of a flow with SNAT, [`STATE_REROUTE`] and [`STATE_MASQUERADE`].
+/// Completes the plan of a new flow: the source address of a flow with SNAT,
+/// [`STATE_REROUTE`](proxy_common::flow::STATE_REROUTE) and [`STATE_MASQUERADE`].
 /// `ends` tells where client and endpoint are ([`BY_UPLINK`], [`OUTSIDE`], [`BACKEND_LOCAL`]).
 #[inline(always)]
 pub fn choose<M: Routing<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, ends: u32) {
@@ -54,12 +55,12 @@ pub fn choose<M: Routing<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Wo
         }
     }
     ctx.other = Tuple { src, dst, src_port: 0, dst_port: 0 };
-    if maps.find_route(frame, &ctx.other, 0, &mut ctx.route) == Fib::NoRoute {
+    if !maps.find_route(frame, &ctx.other, 0, &mut ctx.route).is_route() {
         return;
     }
     if is_snat {
         ctx.plan.reply.dst = node.source_of(ctx.route.ifindex);
     } else if ctx.route.ifindex != frame.ifindex() {
-        ctx.plan.bits |= STATE_REROUTE;
+        ctx.plan.bits |= rerouted(frame.ifindex());
     }
 }

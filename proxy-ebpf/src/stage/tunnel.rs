@@ -189,7 +189,12 @@ fn encapsulate_in<M: FlowTable + Counters + Routing<F, Family: Outer>, F: Frame,
             src_port: 0,
             dst_port: 0,
         };
-        maps.find_route(frame, &tuple, length, &mut ctx.route)
+        if !F::EARLY && maps.node().is_some_and(|node| node.routes_by_mark != 0) {
+            ctx.route = Route::BY_STACK;
+            Fib::Found
+        } else {
+            maps.find_route(frame, &tuple, length, &mut ctx.route)
+        }
     } else if maps.config().is_some_and(|config| config.flags & CONFIG_IPSEC != 0) {
         // The policies of the other family are not at hand.
         ctx.route = Route::BY_STACK;
@@ -218,6 +223,7 @@ fn encapsulate_in<M: FlowTable + Counters + Routing<F, Family: Outer>, F: Frame,
             return Step::TooBig;
         }
         Fib::NoRoute => return Step::DropFor(Reason::NoRoute),
+        Fib::Unreachable => return Step::Unreachable,
     }
     let at = frame.link_header() as u32 + if F::EARLY { O::LENGTH } else { 0 };
     match <M::Family as Rewrite>::decrement_ttl(frame, at) {

@@ -55,7 +55,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         + 0x10 * u32::from(plan.settings.socket_lb == SocketLb::Off)
         + 0x20 * u32::from(plan.settings.socket_drop == SocketDrop::Fail)
         + 0x80 * u32::from(plan.pod_udp_by_packets)
-        + 0x200 * u32::from(!plan.ipsec.is_empty())
+        + 0x200 * u32::from(!plan.ipsec.is_empty() || !plan.routes_by_mark.is_empty())
         + 0x400 * u32::from(plan.devices.values().any(|bits| bits & DEVICE_LAN_PORT != 0))
         + 0x800 * u32::from(plan.policy_routes)
         + 0x1000 * u32::from(plan.settings.masquerade_mark != 0)

@@ -1,11 +1,12 @@
 //! What the routes of a new flow decide: the source of SNAT, the device of replies, and the masquerading by netfilter.
 
-use proxy_common::config::{CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
+use proxy_common::config::{CONFIG_IPSEC, CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
 use proxy_common::flow::{is_masqueraded, is_rerouted};
 use proxy_common::node::DeviceSource;
 use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_LOCAL};
 
 use super::*;
+use crate::frame::Unreachable;
 
 const ACK: Shape = Shape { flags: 0x10, ..SYN };
 /// A device with a source address of its own.
@@ -67,7 +68,7 @@ fn replies<F: Net>(has_rules: bool) {
             skb.routes.set_default(Some(Route { ifindex: device, ..route() }));
         });
         let flow = *live(maps).iter().find(|flow| flow.client_port == port).unwrap();
-        assert_eq!(is_rerouted(flow.bits()), has_rules && is_other);
+        assert_eq!(is_rerouted(flow.bits(), device), has_rules && is_other);
         // The frontend's address has its route by the uplink.
         let back = Route { ifindex: UPLINK, ..route() };
         let reply = packet::<F>(backend, client, SYN_ACK);
@@ -87,6 +88,93 @@ fn replies<F: Net>(has_rules: bool) {
         }
     }
 }
+
+/// The stack may know more than the addresses, as the mark of a connection.
+fn reply_by_the_uplink_of_the_request<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    maps.edit_config(|config| config.flags |= CONFIG_POLICY_ROUTES);
+    let by_overlay = Some(Route { ifindex: OVERLAY, ..route() });
+    run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN), |skb| {
+        skb.routes.set_default(by_overlay);
+    });
+    let reply = packet::<F>(backend, client, SYN_ACK);
+    let (verdict, skb) =
+        run_edited(Hook::Egress, maps, UPLINK, &reply, |skb| skb.routes.set_default(by_overlay));
+    assert_eq!((verdict, skb.redirect), (NEXT, None));
+    assert_eq!(ip(&skb), ip_packet::<F>(frontend, client, SYN_ACK));
+}
+
+families!(reply_that_leaves_by_the_uplink_of_its_request_stays_there = reply_by_the_uplink_of_the_request());
+
+/// Returns the node's answer to a client's packet.
+fn unreachable<F: Net>(code: u32, quote: &[u8]) -> Vec<u8> {
+    let [kind, _] = F::UNREACHABLE;
+    build::icmp::<F>(([kind, code as u8], 0), node::<F>(), client::<F>().0, (64, 0xc0), quote)
+}
+
+/// A packet that is forwarded with SNAT; the kernel has no route to the endpoint, or one that refuses.
+fn unreachable_route<F: Net>(shape: Shape) {
+    let maps = maps::<F>(0);
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let codes = Unreachable::of::<F::Words>();
+    for code in [codes.no_route, codes.by_route, codes.prohibited] {
+        maps.advance(1);
+        let request = packet::<F>(client, frontend, shape);
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, UPLINK, &request, |skb| {
+            skb.routes.set_default(Some(Route { mtu: code, ..Route::default() }));
+        });
+        assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
+        assert_eq!(ip(&skb), unreachable::<F>(code, &ip_packet::<F>(client, frontend, shape)));
+    }
+    assert_eq!((maps.count_of(Reason::Unreachable), maps.count_of(Reason::NoRoute)), (3, 0));
+}
+
+families!(
+    client_learns_that_the_endpoint_has_no_route = unreachable_route(SYN),
+    unreachable_route(UDP)
+);
+
+/// The kernel resolves the next hop for the first packets, and says that it does not answer.
+fn dead_next_hop<F: Net>() {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let unresolved = Some(Route { resolved: 0, ..route() });
+    let send = |seconds: u32| {
+        maps.advance(seconds * HZ);
+        let request = packet::<F>(client, frontend, SYN);
+        run_edited(Hook::Ingress, maps, UPLINK, &request, |skb| skb.routes.set_default(unresolved))
+    };
+    for seconds in [0, 1] {
+        assert!(matches!(send(seconds).1.redirect, Some(Redirect::Neighbour(_))), "after {seconds} s");
+    }
+    let (verdict, skb) = send(2);
+    assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
+    let code = Unreachable::of::<F::Words>().no_neighbour;
+    assert_eq!(ip(&skb), unreachable::<F>(code, &ip_packet::<F>(client, frontend, SYN)));
+    // It answers after all.
+    let source = (node::<F>(), live(maps)[0].source_port);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, SYN_ACK));
+    assert!(matches!(send(3).1.redirect, Some(Redirect::Neighbour(_))));
+}
+
+families!(client_learns_that_the_next_hop_does_not_answer = dead_next_hop());
+
+/// The stack routes what is forwarded with SNAT, by a mark of netfilter's. Answers to the client have no mark.
+fn routes_by_mark<F: Net>() {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    maps.edit_config(|config| config.flags |= CONFIG_IPSEC);
+    maps.set_node(NodeEntry { source: node::<F>(), routes_by_mark: 1, ..NodeEntry::UNKNOWN });
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    assert_eq!(skb.redirect, Some(Redirect::In(1)), "the loopback device");
+    let source = (node::<F>(), live(maps)[0].source_port);
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, SYN_ACK));
+    assert_eq!(ip(&skb)[..], ip_packet::<F>(frontend, client, Shape { ttl: SYN_ACK.ttl - 1, ..SYN_ACK }));
+    assert_ne!(skb.redirect, Some(Redirect::In(1)));
+}
+
+families!(only_requests_with_snat_take_routes_by_mark = routes_by_mark());
 
 #[test]
 fn a_reply_takes_the_route_of_its_new_source() {

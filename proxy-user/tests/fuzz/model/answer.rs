@@ -15,12 +15,17 @@ pub enum Message {
     TooBig(usize),
     /// From this node, which has this address.
     TimeExceeded(IpAddr),
+    /// The same, with the code that the route gives.
+    Unreachable(IpAddr, u8),
 }
 
 /// Returns the answer to a packet, sent from the address that the packet was sent to, or from this node.
 pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
     let (orig_dst, dst) = (segment.dst.ip(), segment.src.ip());
-    let src = if let Message::TimeExceeded(node) = message { node } else { orig_dst };
+    let src = match message {
+        Message::TimeExceeded(node) | Message::Unreachable(node, _) => node,
+        _ => orig_dst,
+    };
     let (head, rest) = match (message, src) {
         (Message::PortUnreachable, IpAddr::V4(_)) => ([3, 3], 0),
         (Message::PortUnreachable, IpAddr::V6(_)) => ([1, 4], 0),
@@ -28,6 +33,8 @@ pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
         (Message::TooBig(mtu), IpAddr::V6(_)) => ([2, 0], mtu as u32),
         (Message::TimeExceeded(_), IpAddr::V4(_)) => ([11, 0], 0),
         (Message::TimeExceeded(_), IpAddr::V6(_)) => ([3, 0], 0),
+        (Message::Unreachable(_, code), IpAddr::V4(_)) => ([3, code], 0),
+        (Message::Unreachable(_, code), IpAddr::V6(_)) => ([1, code], 0),
     };
     let is_whole = is_quoted_whole(input, segment);
     let quoted = if is_whole { segment.length() } else { segment.length().min(rules::QUOTE) };

@@ -8,7 +8,7 @@ use super::answer::{Message, answer};
 use super::flow::{From, Kind};
 use super::parse::{Segment, is_v6};
 use super::rewrite::{Expected, sent, translated};
-use super::route::{is_strange, route};
+use super::route::{is_strange, route, unreachable};
 use super::tunnel::Came;
 use super::{Met, Model, Must};
 use crate::forge::ETHERNET;
@@ -54,6 +54,11 @@ impl Model {
 
     /// Forwards a packet with another source and destination.
     fn forward(&mut self, met: &Met<'_>, segment: &Segment, src: SocketAddr, dst: SocketAddr) -> Must {
+        let node = address(segment.src.is_ipv6(), Location::Node);
+        if let Some(code) = unreachable(dst.ip(), node, met.seen) {
+            self.count(Reason::Unreachable, 0);
+            return Must::Leave(answer(met.input, segment, Message::Unreachable(node, code)));
+        }
         let Some(route) = route(dst.ip(), met.seen) else {
             self.count(Reason::NoRoute, 0);
             return Must::Drop;
@@ -72,7 +77,6 @@ impl Model {
             if segment.l4.is_none() {
                 return Must::Drop;
             }
-            let node = address(segment.src.is_ipv6(), Location::Node);
             return Must::Leave(answer(met.input, segment, Message::TimeExceeded(node)));
         }
         if is_long {

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::rules;
+use crate::forge::ETHERNET;
 use crate::scenario::{Location, address};
 use crate::target::{Device, Outcome, Seen};
 
@@ -38,6 +39,22 @@ pub fn route(to: IpAddr, seen: &Seen) -> Option<Route> {
     let head = seen.packet.first_chunk::<12>()?;
     let macs = [head[..6].try_into().ok()?, head[6..].try_into().ok()?];
     (seen.outcome == Outcome::Redirect).then_some(Route { macs, ..if is_pods(to) { pods } else { uplink } })
+}
+
+/// Returns the code of the node's answer to a packet without a route. Whether the kernel has none, or drops the packet, is taken from
+/// the result for the node's own and for strange addresses.
+pub fn unreachable(to: IpAddr, node: IpAddr, seen: &Seen) -> Option<u8> {
+    let is_own = [Location::Node, Location::NodeToo].iter().any(|own| address(to.is_ipv6(), *own) == to);
+    let (source, kind): (Vec<u8>, [u8; 2]) = match node {
+        IpAddr::V4(node) => (node.octets().to_vec(), [*seen.packet.get(ETHERNET + 9)?, 3]),
+        IpAddr::V6(node) => (node.octets().to_vec(), [*seen.packet.get(ETHERNET + 6)?, 1]),
+    };
+    let (at, end) = if node.is_ipv4() { (ETHERNET + 12, ETHERNET + 20) } else { (ETHERNET + 8, ETHERNET + 40) };
+    let is_from_node = seen.packet.get(at..at + source.len()) == Some(&source[..]);
+    let is_icmp = kind[0] == if node.is_ipv4() { 1 } else { 58 };
+    let [found, code] = seen.packet.get(end..end + 2)?.try_into().ok()?;
+    let is_answer = seen.outcome == Outcome::Redirect && is_from_node && is_icmp && found == kind[1];
+    ((is_own || is_strange(to)) && is_answer).then_some(code)
 }
 
 fn is_nowhere(to: IpAddr) -> bool {

@@ -28,6 +28,7 @@ impl View {
                 "ipsec": policies
                     .map(|policy| json!({ "src": cidr(&policy.src), "dst": cidr(&policy.dst) }))
                     .collect::<Vec<_>>(),
+                "routesByMark": node.routes_by_mark != 0,
                 "sources": sources
                     .map(|source| json!({ "device": source.ifindex, "source": address(source.addr) }))
                     .collect::<Vec<_>>(),
