@@ -3,7 +3,7 @@
 //! The kernel drops a packet whose source is an address of this node as a martian, so such a packet must not go up the
 //! stack. The hook on which it arrived forwards it as a router does: next hop, time to live, and MTU of the next link.
 
-use proxy_common::node::NODE_ADDR_OWN;
+use proxy_common::node::{DEVICE_SOURCES, NodeEntry};
 use proxy_common::prefilter::SPREAD;
 use proxy_common::{Address, Family, V4, V6};
 
@@ -29,7 +29,20 @@ pub fn matches_ipsec_policy<M: Node>(maps: M, tuple: &Tuple<Words<M>>) -> bool {
     node.has_ipsec_policy(&tuple.src, &tuple.dst)
         || node.routes_by_mark != 0
             && config.is_snat_port(tuple.src_port)
-            && maps.node_addr(&tuple.src) & NODE_ADDR_OWN != 0
+            && is_source(node, &tuple.src)
+}
+
+/// Whether packets that are forwarded with SNAT may have this source address.
+#[inline(always)]
+fn is_source<A: Address>(node: &NodeEntry<A>, addr: &A) -> bool {
+    let mut number = 0;
+    while number < DEVICE_SOURCES && (number as u32) < node.source_count {
+        if same(&node.sources[number].addr, addr) {
+            return true;
+        }
+        number += 1;
+    }
+    same(&node.source, addr)
 }
 
 /// Returns the index in `fib_cache` for the addresses of a tuple.
