@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http::HeaderValue;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
@@ -13,6 +14,7 @@ use hyper_util::client::proxy::matcher::Intercept;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::{Client, Config};
+use secrecy::ExposeSecret as _;
 use tokio_rustls::rustls;
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
@@ -61,32 +63,43 @@ impl Address {
     }
 }
 
-/// Creates the client of a command of kubectl: that of kube-rs, unless it needs a proxy. It speaks HTTP/1.1 only, so that
-/// a request can become a websocket. It does not retry requests: kube-rs would do so for minutes, and drop the server's answers.
+/// Creates the client of a command of kubectl. It speaks HTTP/1.1 only, so that a request can become a websocket.
 pub fn command_client(config: Config) -> kube::Result<Client> {
-    let mut config = with_token(config);
+    let unusable = |error: ConnectError| kube::Error::Service(Box::new(error));
+    let mut config = checked(config).map_err(unusable)?;
     let url = config.cluster_url.to_string();
-    config.cluster_url = server_url(&url, uses_tls(&config))
-        .ok_or_else(|| kube::Error::Service(Box::new(ConnectError::Server { url })))?;
-    config.default_retry = false;
-    if proxy(&config)?.is_none() {
-        config.proxy_url = None;
-        return Client::try_from(config);
-    }
+    config.cluster_url =
+        server_url(&url, uses_tls(&config)).ok_or_else(|| unusable(ConnectError::Server { url }))?;
     client(config, false)
 }
 
-/// Returns the configuration of a kubeconfig with the token of its token file, if the file has white space around the token:
-/// client-go removes it, and the client library does not.
-pub(super) fn with_token(mut config: Config) -> Config {
+/// Removes white space around the token. Returns an error if a credential cannot be a header: the client library would panic.
+pub(super) fn checked(mut config: Config) -> Result<Config, ConnectError> {
     let auth = &mut config.auth_info;
-    if let (None, Some(path)) = (&auth.token, &auth.token_file)
-        && let Ok(text) = std::fs::read_to_string(path)
-        && text.trim() != text
-    {
-        auth.token = Some(text.trim().into());
+    let token = match (&auth.token, &auth.token_file) {
+        (Some(token), _) => Some(token.expose_secret().to_owned()),
+        (None, Some(path)) => std::fs::read_to_string(path).ok(),
+        (None, None) => None,
+    };
+    if let Some(token) = token.as_deref().filter(|token| token.trim() != *token) {
+        auth.token = Some(token.trim().into());
     }
-    config
+    let mut id_token = auth.auth_provider.as_mut().and_then(|provider| provider.config.get_mut("id-token"));
+    if let Some(token) = &mut id_token {
+        **token = token.trim().into();
+    }
+    let extra = auth.impersonate_user_extra.iter().flatten().flat_map(|(_, values)| values);
+    let headers = token.as_deref().map(|token| ("token", token.trim())).into_iter();
+    let headers = headers
+        .chain(id_token.map(|token| ("id-token", token.as_str())))
+        .chain(auth.impersonate.as_deref().map(|user| ("as", user)))
+        .chain(auth.impersonate_uid.as_deref().map(|uid| ("as-uid", uid)))
+        .chain(auth.impersonate_groups.iter().flatten().map(|group| ("as-groups", group.as_str())))
+        .chain(extra.map(|value| ("as-user-extra", value.as_str())));
+    for (name, value) in headers {
+        HeaderValue::from_str(value).map_err(|_| ConnectError::Header { name })?;
+    }
+    Ok(config)
 }
 
 /// Returns the URL of an API server. HOST or HOST:PORT without a scheme gets one, as with client-go

@@ -11,6 +11,7 @@ pub mod fresh;
 mod history;
 mod jitter;
 mod kinds;
+pub mod kubeconfig;
 pub mod lookup;
 pub mod notices;
 pub mod objects;
