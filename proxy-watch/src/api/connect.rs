@@ -19,6 +19,7 @@ use tokio_rustls::rustls;
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
+use super::authority;
 use super::client::ConnectError;
 use super::proxy::{self, Route};
 
@@ -73,8 +74,10 @@ pub fn command_client(config: Config) -> kube::Result<Client> {
     client(config, false)
 }
 
-/// Removes white space around the token. Returns an error if a credential cannot be a header: the client library would panic.
+/// Removes white space around the token, and CA certificates that cannot be decoded. Returns an error if a credential
+/// cannot be a header: the client library would panic.
 pub(super) fn checked(mut config: Config) -> Result<Config, ConnectError> {
+    authority::skip_undecodable(&mut config);
     let auth = &mut config.auth_info;
     let token = match (&auth.token, &auth.token_file) {
         (Some(token), _) => Some(token.expose_secret().to_owned()),
@@ -150,8 +153,8 @@ fn proxy(config: &Config) -> kube::Result<Option<Intercept>> {
 }
 
 /// Builds the same client as kube-rs, with these differences: it speaks HTTP/2 if the server does, so that pings notice a
-/// dead connection, TCP keepalive is on, a failed request is not retried here, since another server may answer it, and a
-/// proxy from the environment heeds `NO_PROXY`.
+/// dead connection, TCP keepalive is on, a failed request is not retried here, since another server may answer it, a
+/// proxy from the environment heeds `NO_PROXY`, and the CA file may contain the server's own certificate.
 fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -162,7 +165,7 @@ fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     #[cfg(target_os = "linux")]
     tcp.set_tcp_user_timeout(Some(DEAD));
     let mut tls =
-        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+        HttpsConnectorBuilder::new().with_tls_config(authority::tls(config.clone())?).https_or_http();
     if let Some(name) = config.tls_server_name.clone() {
         let name = name.try_into().map_err(|error| kube::Error::Service(Box::new(error)))?;
         tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));

@@ -45,11 +45,11 @@ impl Files {
     }
 }
 
-/// Returns the files of a service account that the client library does not follow: a token with white space around it.
+/// Returns the files of a service account that the client library does not follow: the CA, and a token with white space around it.
 fn files_of_pod(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let token = folder.join("token");
     let is_trimmed = std::fs::read_to_string(&token).is_ok_and(|token| token.trim() != token);
-    is_trimmed.then_some(token).into_iter()
+    std::iter::once(folder.join("ca.crt")).chain(is_trimmed.then_some(token))
 }
 
 /// Returns the files that hold the default kubeconfig, whether they exist or not: those of `KUBECONFIG`, else `~/.kube/config`.
@@ -75,8 +75,8 @@ mod tests {
             std::fs::write(folder.path().join("token"), token).unwrap();
             files_of_pod(folder.path()).collect::<Vec<_>>()
         };
-        assert!(of("abc").is_empty());
-        assert_eq!(of("abc\n"), [folder.path().join("token")]);
+        assert_eq!(of("abc"), [folder.path().join("ca.crt")]);
+        assert_eq!(of("abc\n"), [folder.path().join("ca.crt"), folder.path().join("token")]);
     }
 
     #[test]

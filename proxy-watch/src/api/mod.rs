@@ -1,5 +1,6 @@
 //! Reads Kubernetes objects from an API server, and converts them to the agent's model.
 
+mod authority;
 pub mod client;
 pub mod connect;
 pub mod convert;

@@ -165,7 +165,8 @@ async fn empty_data_beside_a_file_is_not_set() {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap();
     let ca = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(ca.path(), certificate.pem()).unwrap();
+    let undecodable = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    std::fs::write(ca.path(), certificate.pem() + undecodable).unwrap();
     let path = ca.path().display();
     let cluster =
         format!("https://127.0.0.1:1', certificate-authority-data: '', certificate-authority: '{path}");
