@@ -8,8 +8,8 @@ use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1 as whole;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{AttachParams, AttachedProcess, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::config::KubeConfigOptions;
+use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
@@ -20,8 +20,8 @@ use crate::args::kubectl::{ClusterArgs, NamedIn};
 use crate::args::list::{NamespaceArgs, SelectorArgs};
 use crate::selector::{SelectorError, ServiceFilter};
 use proxy_core::model::nearest::{did_you_mean, nearest};
-use proxy_watch::api::connect;
 use proxy_watch::api::pod::{Pod, pods};
+use proxy_watch::api::{connect, kubeconfig};
 
 /// Labels that the chart gives to the agents' pods.
 const AGENTS: &str = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
@@ -77,14 +77,8 @@ impl Cluster {
     /// Connects with a kubeconfig, which is found in the same way as kubectl finds it.
     pub async fn connect(args: &ClusterArgs) -> Result<Self, KubectlError> {
         let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
-        let kubeconfig = |source| KubectlError::Kubeconfig(Box::new(source));
-        let config = match &args.kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(kubeconfig)?;
-                Config::from_custom_kubeconfig(file, &options).await.map_err(kubeconfig)?
-            }
-            None => Config::from_kubeconfig(&options).await.map_err(kubeconfig)?,
-        };
+        let config = kubeconfig::read(args.kubeconfig.as_deref(), &options).await;
+        let config = config.map_err(|source| KubectlError::Kubeconfig(Box::new(source)))?;
         let namespace = config.default_namespace.clone();
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
         let client = connect::command_client(config)

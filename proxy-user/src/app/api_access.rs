@@ -55,7 +55,9 @@ async fn ask(args: &CheckArgs, server: &OnceCell<String>) -> ApiAccess {
             let why = format!("cannot use the kubeconfig {}: {why}", path.display());
             return ApiAccess::BrokenKubeconfig(why);
         }
-        Err(error @ ConnectError::EmptyAuthority) => return ApiAccess::BrokenKubeconfig(error.to_string()),
+        Err(error @ (ConnectError::EmptyAuthority | ConnectError::Header { .. })) => {
+            return ApiAccess::BrokenKubeconfig(error.to_string());
+        }
         Err(ConnectError::Setup(error)) if !error.is_proxy() => {
             return ApiAccess::Certificates(chain(&error));
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{KubeConfigOptions, KubeconfigError};
 use kube::{Client, Config};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -12,6 +12,7 @@ use tower::service_fn;
 
 use super::connect::{self, Address};
 use super::files::Files;
+use super::kubeconfig;
 use super::servers::{Servers, SetupError};
 use proxy_core::model::ApiServers;
 use proxy_core::model::problem::chain;
@@ -60,6 +61,15 @@ pub enum ConnectError {
          certificate in PEM format (BEGIN CERTIFICATE)"
     )]
     EmptyAuthority,
+    /// A credential cannot be sent.
+    #[error(
+        "the {name} of the API server's user cannot be sent to it: it contains a line break or another control \
+         character; correct it in the kubeconfig or its token file"
+    )]
+    Header {
+        /// Its name in the kubeconfig.
+        name: &'static str,
+    },
     /// No API server was found.
     #[error(
         "no API server found: $KUBECONFIG is not set, there is no ~/.kube/config, and this is not a pod with a service \
@@ -122,16 +132,12 @@ pub async fn connect(
 
 /// Reads the kubeconfig and the credentials.
 pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
-    let mut config = match &options.kubeconfig {
-        Some(path) => {
-            from_file(path).await.map_err(|error| ConnectError::kubeconfig(path.clone(), &error))?
-        }
-        None => {
-            let found = Config::from_kubeconfig(&KubeConfigOptions::default()).await.map(connect::with_token);
-            found
-                .or_else(|source| Config::incluster().map_err(|_| unusable(default_kubeconfig(), &source)))?
-        }
-    };
+    let path = options.kubeconfig.as_deref();
+    let found = kubeconfig::read(path, &KubeConfigOptions::default()).await.or_else(|error| match path {
+        Some(path) => Err(ConnectError::kubeconfig(path.to_owned(), &error)),
+        None => Config::incluster().map_err(|_| unusable(default_kubeconfig(), &error)),
+    });
+    let mut config = connect::checked(found?)?;
     if config.root_cert.as_ref().is_some_and(Vec::is_empty) && !config.accept_invalid_certs {
         return Err(ConnectError::EmptyAuthority);
     }
@@ -167,11 +173,6 @@ fn unusable(kubeconfig: Option<PathBuf>, error: &KubeconfigError) -> ConnectErro
 
 fn parse(url: &str, is_tls: bool) -> Result<http::Uri, ConnectError> {
     connect::server_url(url, is_tls).ok_or_else(|| ConnectError::Server { url: url.to_owned() })
-}
-
-async fn from_file(path: &std::path::Path) -> Result<Config, KubeconfigError> {
-    let (kubeconfig, options) = (Kubeconfig::read_from(path)?, KubeConfigOptions::default());
-    Config::from_custom_kubeconfig(kubeconfig, &options).await.map(connect::with_token)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use http::HeaderValue;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
@@ -13,10 +14,12 @@ use hyper_util::client::proxy::matcher::Intercept;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::{Client, Config};
+use secrecy::ExposeSecret as _;
 use tokio_rustls::rustls;
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
+use super::authority;
 use super::client::ConnectError;
 use super::proxy::{self, Route};
 
@@ -61,32 +64,45 @@ impl Address {
     }
 }
 
-/// Creates the client of a command of kubectl: that of kube-rs, unless it needs a proxy. It speaks HTTP/1.1 only, so that
-/// a request can become a websocket. It does not retry requests: kube-rs would do so for minutes, and drop the server's answers.
+/// Creates the client of a command of kubectl. It speaks HTTP/1.1 only, so that a request can become a websocket.
 pub fn command_client(config: Config) -> kube::Result<Client> {
-    let mut config = with_token(config);
+    let unusable = |error: ConnectError| kube::Error::Service(Box::new(error));
+    let mut config = checked(config).map_err(unusable)?;
     let url = config.cluster_url.to_string();
-    config.cluster_url = server_url(&url, uses_tls(&config))
-        .ok_or_else(|| kube::Error::Service(Box::new(ConnectError::Server { url })))?;
-    config.default_retry = false;
-    if proxy(&config)?.is_none() {
-        config.proxy_url = None;
-        return Client::try_from(config);
-    }
+    config.cluster_url =
+        server_url(&url, uses_tls(&config)).ok_or_else(|| unusable(ConnectError::Server { url }))?;
     client(config, false)
 }
 
-/// Returns the configuration of a kubeconfig with the token of its token file, if the file has white space around the token:
-/// client-go removes it, and the client library does not.
-pub(super) fn with_token(mut config: Config) -> Config {
+/// Removes white space around the token, and CA certificates that cannot be decoded. Returns an error if a credential
+/// cannot be a header: the client library would panic.
+pub(super) fn checked(mut config: Config) -> Result<Config, ConnectError> {
+    authority::skip_undecodable(&mut config);
     let auth = &mut config.auth_info;
-    if let (None, Some(path)) = (&auth.token, &auth.token_file)
-        && let Ok(text) = std::fs::read_to_string(path)
-        && text.trim() != text
-    {
-        auth.token = Some(text.trim().into());
+    let token = match (&auth.token, &auth.token_file) {
+        (Some(token), _) => Some(token.expose_secret().to_owned()),
+        (None, Some(path)) => std::fs::read_to_string(path).ok(),
+        (None, None) => None,
+    };
+    if let Some(token) = token.as_deref().filter(|token| token.trim() != *token) {
+        auth.token = Some(token.trim().into());
     }
-    config
+    let mut id_token = auth.auth_provider.as_mut().and_then(|provider| provider.config.get_mut("id-token"));
+    if let Some(token) = &mut id_token {
+        **token = token.trim().into();
+    }
+    let extra = auth.impersonate_user_extra.iter().flatten().flat_map(|(_, values)| values);
+    let headers = token.as_deref().map(|token| ("token", token.trim())).into_iter();
+    let headers = headers
+        .chain(id_token.map(|token| ("id-token", token.as_str())))
+        .chain(auth.impersonate.as_deref().map(|user| ("as", user)))
+        .chain(auth.impersonate_uid.as_deref().map(|uid| ("as-uid", uid)))
+        .chain(auth.impersonate_groups.iter().flatten().map(|group| ("as-groups", group.as_str())))
+        .chain(extra.map(|value| ("as-user-extra", value.as_str())));
+    for (name, value) in headers {
+        HeaderValue::from_str(value).map_err(|_| ConnectError::Header { name })?;
+    }
+    Ok(config)
 }
 
 /// Returns the URL of an API server. HOST or HOST:PORT without a scheme gets one, as with client-go
@@ -137,8 +153,8 @@ fn proxy(config: &Config) -> kube::Result<Option<Intercept>> {
 }
 
 /// Builds the same client as kube-rs, with these differences: it speaks HTTP/2 if the server does, so that pings notice a
-/// dead connection, TCP keepalive is on, a failed request is not retried here, since another server may answer it, and a
-/// proxy from the environment heeds `NO_PROXY`.
+/// dead connection, TCP keepalive is on, a failed request is not retried here, since another server may answer it, a
+/// proxy from the environment heeds `NO_PROXY`, and the CA file may contain the server's own certificate.
 fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -149,7 +165,7 @@ fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     #[cfg(target_os = "linux")]
     tcp.set_tcp_user_timeout(Some(DEAD));
     let mut tls =
-        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+        HttpsConnectorBuilder::new().with_tls_config(authority::tls(config.clone())?).https_or_http();
     if let Some(name) = config.tls_server_name.clone() {
         let name = name.try_into().map_err(|error| kube::Error::Service(Box::new(error)))?;
         tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));

@@ -1,7 +1,7 @@
 //! Follows the files of certificates, keys and tokens, which are replaced before they expire.
 //!
 //! A client reads them once. When their content changes, all servers get new clients, and answers in progress end, so
-//! that no connection uses the old credentials. kube-rs itself follows the token and the CA of a service account by the wall
+//! that no connection uses the old credentials. kube-rs itself follows the token of a service account by the wall
 //! clock; if the server does not accept the credentials, everything is read again, as the clock may have been set back.
 
 use std::time::Duration;

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use kube::config::Kubeconfig;
 
+/// The folder of a pod's service account.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
 /// The files that a client reads once, with a hash of their content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
@@ -29,7 +32,10 @@ impl Files {
         }
         match kubeconfig {
             Some(kubeconfig) => drop(paths.insert(kubeconfig.to_owned())),
-            None => paths.extend(default_kubeconfigs()),
+            None => {
+                paths.extend(default_kubeconfigs());
+                paths.extend(files_of_pod(Path::new(SERVICE_ACCOUNT)));
+            }
         }
         let mut hasher = DefaultHasher::new();
         for path in &paths {
@@ -39,8 +45,15 @@ impl Files {
     }
 }
 
+/// Returns the files of a service account that the client library does not follow: the CA, and a token with white space around it.
+fn files_of_pod(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let token = folder.join("token");
+    let is_trimmed = std::fs::read_to_string(&token).is_ok_and(|token| token.trim() != token);
+    std::iter::once(folder.join("ca.crt")).chain(is_trimmed.then_some(token))
+}
+
 /// Returns the files that hold the default kubeconfig, whether they exist or not: those of `KUBECONFIG`, else `~/.kube/config`.
-fn default_kubeconfigs() -> Vec<PathBuf> {
+pub(super) fn default_kubeconfigs() -> Vec<PathBuf> {
     kubeconfigs_of(std::env::var_os("KUBECONFIG"))
 }
 
@@ -54,6 +67,17 @@ fn kubeconfigs_of(given: Option<OsString>) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn token_of_a_service_account_with_a_line_break_is_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |token| {
+            std::fs::write(folder.path().join("token"), token).unwrap();
+            files_of_pod(folder.path()).collect::<Vec<_>>()
+        };
+        assert_eq!(of("abc"), [folder.path().join("ca.crt")]);
+        assert_eq!(of("abc\n"), [folder.path().join("ca.crt"), folder.path().join("token")]);
+    }
 
     #[test]
     fn default_kubeconfig_without_the_variable_is_that_of_the_user() {

@@ -1,5 +1,6 @@
 //! Reads Kubernetes objects from an API server, and converts them to the agent's model.
 
+mod authority;
 pub mod client;
 pub mod connect;
 pub mod convert;
@@ -11,6 +12,7 @@ pub mod fresh;
 mod history;
 mod jitter;
 mod kinds;
+pub mod kubeconfig;
 pub mod lookup;
 pub mod notices;
 pub mod objects;

@@ -41,6 +41,8 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// each of them sends two to four requests to the next server: without pauses, this server would get them all within milliseconds.
 /// client-go has no such pause, but sends one request.
 const SPREAD: Duration = Duration::from_secs(1);
+/// A watch that has been open for this time without an error works. A refusal that comes as an event is the first event.
+const SETTLED: Duration = Duration::from_secs(5);
 /// A watch that ends earlier, and without an event, has failed: client-go's "very short watch".
 const SHORT: Duration = Duration::from_secs(1);
 /// The API server sends a bookmark each minute. A watch that had one, and a list in progress, is dead after this silence.
@@ -59,6 +61,8 @@ const TOO_LARGE: u16 = 504;
 struct Events<K> {
     stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
     opened: Instant,
+    /// When it is reported to work; `None`: it was.
+    settles: Option<Instant>,
     /// Its timeout.
     lasts: Duration,
     /// Whether no event has arrived yet.
@@ -98,6 +102,8 @@ struct Reflector<K> {
     is_whole: bool,
     /// How many streamed lists in a row were cut off.
     cuts: u8,
+    /// How often in a row the server refused the watch.
+    refusals: u32,
     history: History,
 }
 
@@ -112,6 +118,7 @@ pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Ite
         is_doubtful: false,
         is_whole: false,
         cuts: 0,
+        refusals: 0,
         history: History::default(),
     };
     stream::unfold(reflector, |mut reflector| async {
@@ -153,9 +160,14 @@ impl<K: Watched> Reflector<K> {
             },
             State::Broken => self.compare_histories().await,
             State::Resume => self.resume().await,
-            State::Watching(mut events) => match events.next().await {
-                Some(item) => self.watched(item, events),
-                None => {
+            State::Watching(mut events) => match events.next_until_settled().await {
+                Err(_) => {
+                    self.source.works();
+                    self.state = State::Watching(events);
+                    None
+                }
+                Ok(Some(item)) => self.watched(item, events),
+                Ok(None) => {
                     self.state = if events.ended_early() { State::Broken } else { State::Resume };
                     events.is_short().then(|| Err(ended("the API server ended a watch immediately")))
                 }
@@ -245,7 +257,7 @@ impl<K: Watched> Reflector<K> {
                 self.is_doubtful = true;
             }
             Err(error) => {
-                self.state = State::Broken;
+                self.go_on(code(&error), State::Broken);
                 return Some(Err(Error::WatchStartFailed(error)));
             }
         }
@@ -256,7 +268,6 @@ impl<K: Watched> Reflector<K> {
     async fn resume(&mut self) -> Option<Result<Event<K>>> {
         match self.watch(false, &self.reached.to_string()).await {
             Ok(events) => {
-                self.source.works();
                 self.state = State::Watching(events);
                 None
             }
@@ -266,15 +277,25 @@ impl<K: Watched> Reflector<K> {
                 None
             }
             Err(error) => {
-                self.state = match code(&error) {
-                    None => State::Broken,
-                    // A server may also refuse a version that is too old when the watch is requested.
-                    Some(GONE) => State::List,
-                    Some(_) => State::Resume,
-                };
+                let code = code(&error);
+                self.go_on(code, if code.is_none() { State::Broken } else { State::Resume });
                 Some(Err(Error::WatchStartFailed(error)))
             }
         }
+    }
+
+    /// Continues with `next` after a failure, or with a list, if the server refuses a watch at the known version: at once if the
+    /// version is gone, else after the second refusal in a row and each fourth one, so that a single error does not make all
+    /// agents list. client-go lists each time. A server that refuses every request (401, 403), is overloaded (429) or does not
+    /// work (502, 503, 504) does not refuse the version.
+    fn go_on(&mut self, code: Option<u16>, next: State<K>) {
+        if let Some(code) = code.filter(|code| !matches!(code, 401 | 403 | 429 | 502..=504)) {
+            self.refusals = self.refusals.saturating_add(1);
+            if code == GONE || self.refusals == 2 || self.refusals.is_multiple_of(4) {
+                return;
+            }
+        }
+        self.state = next;
     }
 
     /// Returns the field selector, if the server knows its fields.
@@ -293,7 +314,16 @@ impl<K: Watched> Reflector<K> {
         };
         let stream = self.source.watch(&params, version).await?.boxed();
         let opened = Instant::now();
-        Ok(Events { stream, opened, lasts, is_empty: true, is_lively: false, progressed: opened, objects: 0 })
+        Ok(Events {
+            stream,
+            opened,
+            settles: Some(opened + SETTLED),
+            lasts,
+            is_empty: true,
+            is_lively: false,
+            progressed: opened,
+            objects: 0,
+        })
     }
 
     /// Handles an item of a streamed list. The next state is a new list, unless it is set.
@@ -308,6 +338,8 @@ impl<K: Watched> Reflector<K> {
                     return Some(Err(error));
                 }
                 self.clear_doubts();
+                self.source.works();
+                events.settles = None;
                 self.state = State::Watching(events);
                 return Some(Ok(Event::InitDone));
             }
@@ -359,17 +391,20 @@ impl<K: Watched> Reflector<K> {
                 events.is_lively = true;
                 let advanced = self.advance(Some(&bookmark.metadata.resource_version));
                 if advanced.is_ok() {
-                    self.state = State::Watching(events);
+                    (self.state, self.refusals) = (State::Watching(events), 0);
                 }
                 return advanced.err().map(Err);
             }
             Ok(WatchEvent::Error(status)) => {
-                return self.broke(status.code == GONE, Error::WatchError(status));
+                self.go_on(Some(status.code), State::Broken);
+                return Some(Err(Error::WatchError(status)));
             }
             // The event of a malformed message is lost, so the objects are listed again.
             Err(error) => {
-                let is_lost = code(&error) == Some(GONE) || is_malformed(&error);
-                return self.broke(is_lost, Error::WatchFailed(error));
+                if !is_malformed(&error) {
+                    self.go_on(code(&error), State::Broken);
+                }
+                return Some(Err(Error::WatchFailed(error)));
             }
         };
         let (Event::Apply(object) | Event::Delete(object)) = &event else { return None };
@@ -377,16 +412,8 @@ impl<K: Watched> Reflector<K> {
         if let Err(error) = self.advance(version.as_deref()) {
             return Some(Err(error));
         }
-        self.state = State::Watching(events);
+        (self.state, self.refusals) = (State::Watching(events), 0);
         Some(Ok(event))
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "it is the item of a stream, like what its callers return")]
-    fn broke(&mut self, is_lost: bool, error: Error) -> Option<Result<Event<K>>> {
-        if !is_lost {
-            self.state = State::Broken;
-        }
-        Some(Err(error))
     }
 
     /// Moves to the version of an event or a list. An older one than the known one is refused: then a list decides.
@@ -419,6 +446,14 @@ fn ended(why: &str) -> Error {
 }
 
 impl<K> Events<K> {
+    /// Returns the next event, or once an error: there was none until the watch has settled.
+    async fn next_until_settled(
+        &mut self,
+    ) -> std::result::Result<Option<kube::Result<WatchEvent<K>>>, Elapsed> {
+        let Some(settles) = self.settles else { return Ok(self.next().await) };
+        timeout_at(settles, self.next()).await.inspect_err(|_| self.settles = None)
+    }
+
     async fn next(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
         let patience = if self.is_lively { SILENCE } else { self.lasts + MARGIN };
         let item = timeout(patience, self.stream.next()).await.unwrap_or_else(|_| {

@@ -68,7 +68,7 @@ impl<K: Watched> Source<K> {
         Self { watches, ..self }
     }
 
-    /// Reports that the API server has accepted the watch, or has sent what was requested.
+    /// Reports that the watch works: it has sent what was requested, or has been open for a while without an error.
     pub fn works(&self) {
         watch_works(&self.watches, K::RESOURCE);
     }

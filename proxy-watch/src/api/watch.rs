@@ -134,7 +134,10 @@ async fn forward(
         match report {
             Some(Report::Event(resource, event)) => {
                 outage.recovered(Some(resource));
-                watch_works(watches, resource);
+                // After a list, the watch may still be refused: the reflector reports that it works.
+                if !matches!(*event, Event::Reset(_)) {
+                    watch_works(watches, resource);
+                }
                 if *event == Event::Reset(Listing::Node(None)) {
                     warn!(
                         node = node_name,

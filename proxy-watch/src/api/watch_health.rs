@@ -23,6 +23,8 @@ pub enum WatchErrorKind {
     Forbidden,
     /// The server does not have this resource.
     Missing,
+    /// The server ended the watch with an error.
+    Ended,
     /// The connection broke. The watch reconnects at once; only if that fails, the server is away.
     Interrupted,
     /// The server does not answer, or not with what was requested.
@@ -44,7 +46,8 @@ impl WatchErrorKind {
             (401, _) => Self::Unauthorized,
             (403, _) => Self::Forbidden,
             (404, _) => Self::Missing,
-            (_, Error::WatchError(_) | Error::WatchFailed(_)) => Self::Interrupted,
+            (_, Error::WatchError(_) | Error::WatchFailed(kube::Error::Api(_))) => Self::Ended,
+            (_, Error::WatchFailed(_)) => Self::Interrupted,
             _ => Self::Away,
         }
     }
@@ -80,7 +83,10 @@ impl WatchHealth {
         let kind_of_error = WatchErrorKind::of(error);
         let is_new = match kind_of_error {
             WatchErrorKind::Expired | WatchErrorKind::Interrupted => false,
-            WatchErrorKind::Unauthorized | WatchErrorKind::Forbidden | WatchErrorKind::Missing => {
+            WatchErrorKind::Unauthorized
+            | WatchErrorKind::Forbidden
+            | WatchErrorKind::Missing
+            | WatchErrorKind::Ended => {
                 let first = Refusal { since: now, is_logged: false };
                 self.refusals.entry(resource).or_insert(first).again(now)
             }
@@ -103,6 +109,11 @@ impl WatchHealth {
             WatchErrorKind::Missing => {
                 warn!(resource, error, "the API server does not have this resource; continuing without it");
             }
+            WatchErrorKind::Ended => warn!(
+                resource,
+                error,
+                "the API server ends the watch with an error each time; programmed Services keep working; listing again"
+            ),
             _ => warn!(
                 resource,
                 error, "the API server does not answer; programmed Services keep working; retrying"

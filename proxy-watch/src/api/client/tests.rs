@@ -1,14 +1,20 @@
 use std::io::Write;
 
 use rstest::rstest;
+use secrecy::ExposeSecret as _;
 
 use super::*;
 
 fn kubeconfig(server: &str) -> tempfile::NamedTempFile {
+    with_user(server, "token: t")
+}
+
+/// Returns a kubeconfig with these fields of the user.
+fn with_user(server: &str, user: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let text = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
-         clusters: [{{name: k, cluster: {{server: '{server}'}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\n"
+         clusters: [{{name: k, cluster: {{server: '{server}'}}}}]\nusers: [{{name: u, user: {{{user}}}}}]\n"
     );
     file.write_all(text.as_bytes()).unwrap();
     file
@@ -86,9 +92,8 @@ async fn a_server_without_a_scheme_gets_that_of_client_go() {
     for server in ["foo:bar", "/path"] {
         let error = connect_to(kubeconfig(server).path(), &[]).await.err().expect("no server");
         assert!(matches!(error, ConnectError::Server { .. }), "{server}: {error}");
-        let options = KubeConfigOptions::default();
-        let file = Kubeconfig::read_from(kubeconfig(server).path()).unwrap();
-        let config = Config::from_custom_kubeconfig(file, &options).await.unwrap();
+        let file = kubeconfig(server);
+        let config = kubeconfig::read(Some(file.path()), &KubeConfigOptions::default()).await.unwrap();
         assert!(connect::command_client(config).is_err(), "{server}");
     }
 }
@@ -127,4 +132,69 @@ async fn a_failed_request_names_its_server() {
 fn address_of_a_server_is_known_without_a_resolver(#[case] url: &str, #[case] expected: Option<&str>) {
     let address = Address { url: url.parse().unwrap(), name: None };
     assert_eq!(address.socket().map(|at| at.to_string()).as_deref(), expected);
+}
+
+#[rstest]
+#[case::token("token: \"abc\\n\"")]
+#[case::yaml_block("token: \" abc\\r\\n\"")]
+#[case::basic_and_empty_strings("token: abc, username: '', password: ''")]
+#[case::certificates(
+    "token: abc, client-certificate: '', client-certificate-data: '', client-key: '', client-key-data: ''"
+)]
+#[case::files("token: abc, tokenFile: ''")]
+#[case::impersonation("token: abc, as: '', as-uid: ''")]
+#[tokio::test]
+async fn token_is_trimmed_and_empty_strings_are_not_set(#[case] user: &str) {
+    let file =
+        with_user("https://127.0.0.1:1', tls-server-name: '', certificate-authority: '', proxy-url: '", user);
+    connect_to(file.path(), &[]).await.unwrap();
+    let options = Options { kubeconfig: Some(file.path().to_owned()), servers: vec![] };
+    let config = load(&options).await.unwrap();
+    let user = config.auth_info;
+    assert_eq!(user.token.unwrap().expose_secret(), "abc");
+    assert_eq!((config.tls_server_name, config.root_cert), (None, None));
+    assert_eq!(
+        (user.username, user.token_file, user.client_certificate, user.impersonate),
+        (None, None, None, None)
+    );
+    assert!(user.password.is_none() && user.client_key_data.is_none());
+}
+
+#[tokio::test]
+async fn empty_data_beside_a_file_is_not_set() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap();
+    let ca = tempfile::NamedTempFile::new().unwrap();
+    let undecodable = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    std::fs::write(ca.path(), certificate.pem() + undecodable).unwrap();
+    let path = ca.path().display();
+    let cluster =
+        format!("https://127.0.0.1:1', certificate-authority-data: '', certificate-authority: '{path}");
+    let file = kubeconfig(&cluster);
+    let options = Options { kubeconfig: Some(file.path().to_owned()), servers: vec![] };
+    assert_eq!(load(&options).await.unwrap().root_cert, Some(vec![certificate.der().to_vec()]));
+    connect_to(file.path(), &[]).await.unwrap();
+}
+
+#[rstest]
+#[case("token", "token: \"a\\nb\"")]
+#[case("id-token", "auth-provider: {name: oidc, config: {id-token: \"a\\nb\"}}")]
+#[case("as", "token: t, as: \"a\\nb\"")]
+#[case("as-uid", "token: t, as: a, as-uid: \"a\\nb\"")]
+#[case("as-groups", "token: t, as: a, as-groups: [\"a\\nb\"]")]
+#[case("as-user-extra", "token: t, as: a, as-user-extra: {k: [\"a\\nb\"]}")]
+#[tokio::test]
+async fn credential_that_is_no_header_is_named(#[case] name: &str, #[case] user: &str) {
+    let file = with_user("https://127.0.0.1:1", user);
+    let error = connect_to(file.path(), &[]).await.err().expect("no header").to_string();
+    assert!(error.starts_with(&format!("the {name} of the API server's user")), "{error}");
+    let config = kubeconfig::read(Some(file.path()), &KubeConfigOptions::default()).await.unwrap();
+    let error = chain(&connect::command_client(config).err().expect("no header"));
+    assert!(error.contains(&format!("the {name} of")), "{error}");
+}
+
+#[tokio::test]
+async fn basic_authentication_may_have_a_line_break() {
+    let file = with_user("https://127.0.0.1:1", "username: \"a\\nb\", password: \"x\\n\"");
+    connect_to(file.path(), &[]).await.unwrap();
 }

@@ -220,6 +220,21 @@ async fn token_file_with_line_break_is_trimmed_and_followed() {
 }
 
 #[tokio::test]
+async fn new_token_that_is_no_header_leaves_the_previous_one_in_use() {
+    let (mut connection, folder, _) = with_token_file(serve_token("first\r\n").await, "first").await;
+    let path = folder.path().join("kubeconfig");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, _) = text.split_once("tokenFile").unwrap();
+    std::fs::write(&path, format!("{before}token: \"fi\\nrst\"}}}}]\n")).unwrap();
+    let error = renew_if_changed(&mut connection, false).await.unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("the token of the API server's user"), "{error}");
+    assert_eq!(status(&connection).await, 200);
+    std::fs::write(&path, format!("{before}token: \"first\\n\"}}}}]\n")).unwrap();
+    assert!(matches!(renew_if_changed(&mut connection, false).await, Some(Ok(()))));
+    assert_eq!(status(&connection).await, 200);
+}
+
+#[tokio::test]
 async fn kubeconfig_with_another_server_is_refused() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     authority.write(folder.path());

@@ -9,12 +9,13 @@ use http::{Request, Response};
 use kube::{Api, Client, client};
 use rstest::rstest;
 use serde_json::json;
+use tokio::sync::watch;
 use tower::service_fn;
 
 use super::*;
 use crate::api::fresh::Relister;
 use crate::api::objects::Service;
-use proxy_core::model::{Key, ServiceName};
+use proxy_core::model::{Key, ServiceName, WatchFailure, Watches};
 
 /// What the server sends after the objects of a streamed list, instead of the bookmark that ends it.
 #[derive(Clone, Copy)]
@@ -247,19 +248,24 @@ async fn a_field_that_the_agent_needs_stays_in_the_request() {
     assert!(requests.lock().unwrap().iter().all(|request| request.contains("fieldSelector")));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_list_after_a_whole_one_is_streamed_again() {
-    let (api, _) = server(Rest::End, Duration::ZERO);
-    let mut reflector = Reflector {
-        source: Source::new(api),
+fn reflector(source: Source<Service>, state: State<Service>) -> Reflector<Service> {
+    Reflector {
+        source,
         config: Config::default(),
-        state: State::<Service>::List,
+        state,
         reached: 0,
         is_doubtful: false,
         is_whole: false,
         cuts: 0,
+        refusals: 0,
         history: History::default(),
-    };
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_after_a_whole_one_is_streamed_again() {
+    let (api, _) = server(Rest::End, Duration::ZERO);
+    let mut reflector = reflector(Source::new(api), State::List);
     while !matches!(reflector.state, State::Whole(_)) {
         reflector.step().await;
     }
@@ -333,6 +339,85 @@ async fn changed_object_proves_the_history_by_its_past(
     let items = reflect(source, Config::default());
     let text = text_of(items, |text| text.len() == expected.len()).await;
     assert_eq!(text, expected);
+}
+
+/// What a server refuses after each list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refused {
+    /// To open the watch again.
+    Resume,
+    /// To continue it: it sends an `ERROR` event.
+    Event,
+    /// To open it, with one `Status` in an answer 200.
+    Status,
+    /// To find the object that changed last.
+    LookUp,
+}
+
+/// Returns a server whose lists are complete, and whose watches are refused with this code.
+fn refusing(refused: Refused, code: u16) -> Api<Service> {
+    let service = service_fn(move |request: Request<client::Body>| {
+        let uri = request.uri().to_string();
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code});
+        let (code, body) = if uri.contains("metadata.name") && refused == Refused::LookUp {
+            (code, status.to_string().into_bytes())
+        } else if uri.contains("metadata.name") {
+            let items = [json!({"metadata": {"name": "a", "namespace": "default", "resourceVersion": "7"}})];
+            let list = json!({"kind": "List", "metadata": {"resourceVersion": "9"}, "items": items});
+            (200, list.to_string().into_bytes())
+        } else if uri.contains("sendInitialEvents=true") {
+            (200, [line("ADDED", "a"), list_ends()].concat())
+        } else if refused == Refused::Event {
+            (200, format!("{}\n", json!({"type": "ERROR", "object": status})).into_bytes())
+        } else {
+            (if refused == Refused::Status { 200 } else { code }, format!("{status}\n").into_bytes())
+        };
+        let answer = Response::builder().status(code).header(CONTENT_TYPE, "application/json");
+        std::future::ready(Ok::<_, Infallible>(answer.body(Body::from(body)).unwrap()))
+    });
+    Api::all(Client::new(service, "default"))
+}
+
+#[rstest]
+#[tokio::test(start_paused = true)]
+async fn refused_version_ends_in_a_list_after_the_second_refusal(
+    #[values(Refused::Resume, Refused::Event, Refused::Status, Refused::LookUp)] refused: Refused,
+    #[values(400, 404, 500)] code: u16,
+) {
+    let items = reflect(Source::new(refusing(refused, code)), Config::default());
+    let expected = "[o]!![o]!![o]!!!![o]!!!![o]";
+    assert_eq!(text_of(items, |text| text.len() == expected.len()).await, expected);
+}
+
+#[rstest]
+#[tokio::test(start_paused = true)]
+async fn refusal_of_every_request_causes_no_list(
+    #[values(Refused::Resume, Refused::Event, Refused::Status, Refused::LookUp)] refused: Refused,
+    #[values(401, 403, 429, 502, 503, 504)] code: u16,
+) {
+    let items = reflect(Source::new(refusing(refused, code)), Config::default());
+    assert_eq!(text_of(items, |text| text.len() == 15).await, "[o]!!!!!!!!!!!!");
+}
+
+/// Resumes a watch that has failed. Returns after how many seconds it is reported to work.
+async fn works_after(api: Api<Service>) -> Option<u64> {
+    let failure = WatchFailure { since: std::time::Instant::now(), error: String::new() };
+    let watches = watch::Sender::new(Watches::from([(Service::RESOURCE, Some(failure))]));
+    let mut states = watches.subscribe();
+    let mut reflector = reflector(Source::new(api).with_watches(watches), State::Resume);
+    let (resumed, steps) = (Instant::now(), async { while reflector.step().await.is_none() {} });
+    let works = states.wait_for(|watches| watches[Service::RESOURCE].is_none());
+    tokio::select! {
+        biased;
+        () = steps => None,
+        _ = works => Some(resumed.elapsed().as_secs()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_works_when_it_is_open_for_a_while_without_an_error() {
+    assert_eq!(works_after(server(Rest::Nothing, Duration::ZERO).0).await, Some(5), "it is quiet");
+    assert_eq!(works_after(refusing(Refused::Event, 500)).await, None);
 }
 
 #[tokio::test(start_paused = true)]

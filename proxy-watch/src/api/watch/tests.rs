@@ -458,6 +458,14 @@ async fn watch_fails_until_the_server_accepts_it_again() {
 }
 
 #[tokio::test]
+async fn whole_list_does_not_show_that_the_watch_works() {
+    let mut test = Test::start_with(Streams::Refused, &[]).await;
+    test.services().await;
+    assert!(!test.watch_states.borrow().contains_key("services"), "the watch may be refused");
+    becomes(&mut test, "services", false).await;
+}
+
+#[tokio::test]
 async fn cluster_without_service_cidrs_is_no_failure() {
     let mut test = Test::start(&[(CIDRS, true, 404); 20]).await;
     let resource = "servicecidrs.networking.k8s.io";

@@ -17,7 +17,8 @@ fn away() -> Error {
 #[case(Error::InitialListFailed(kube::Error::Api(status(403))), WatchErrorKind::Forbidden)]
 #[case(Error::InitialListFailed(kube::Error::Api(status(401))), WatchErrorKind::Unauthorized)]
 #[case(Error::InitialListFailed(kube::Error::Api(status(503))), WatchErrorKind::Away)]
-#[case(Error::WatchError(status(500)), WatchErrorKind::Interrupted)]
+#[case(Error::WatchError(status(500)), WatchErrorKind::Ended)]
+#[case(Error::WatchFailed(kube::Error::Api(status(500))), WatchErrorKind::Ended)]
 #[case(Error::WatchFailed(kube::Error::Service("reset".into())), WatchErrorKind::Interrupted)]
 #[case(away(), WatchErrorKind::Away)]
 #[case(Error::NoResourceVersion, WatchErrorKind::Away)]
@@ -54,6 +55,15 @@ fn a_refusal_that_lasts_is_warned_of_once_for_each_resource() {
     assert!(refused("services", 5));
     assert!(!refused("services", 100), "that was said");
     assert!(refused("nodes", 100));
+}
+
+#[test]
+fn error_events_that_last_are_warned_of_once() {
+    let (mut outage, begin) = (WatchHealth::default(), Instant::now());
+    let mut ended = |seconds| {
+        outage.failed("services", &Error::WatchError(status(500)), begin + Duration::from_secs(seconds))
+    };
+    assert_eq!([ended(0), ended(4), ended(5), ended(6)], [false, false, true, false]);
 }
 
 #[test]
