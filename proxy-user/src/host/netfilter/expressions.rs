@@ -14,8 +14,17 @@ const VERDICT: u32 = 0;
 const CT_STATE: u32 = 0;
 const STATE_INVALID: u32 = 1 << 0;
 const STATE_NEW: u32 = 1 << 3;
-/// `NFT_META_MARK`.
+/// `NFT_CT_LABELS`.
+const CT_LABELS: u32 = 13;
+/// The bit of a connection's label that says that its packets are masqueraded. All programs of the network namespace share these
+/// 128 bits. This is the highest: people number theirs from 0 (`connlabel.conf`), and OVN and Antrea, which use most of the bits,
+/// do so in conntrack zones of their own.
+const MASQUERADE_LABEL: u128 = 1 << 127;
+/// `NFT_META_MARK`, `NFT_META_IIF`.
 const META_MARK: u32 = 3;
+const META_IIF: u32 = 4;
+/// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
 /// `NFT_META_L4PROTO`.
 const META_PROTOCOL: u32 = 16;
 /// `NFT_PAYLOAD_TRANSPORT_HEADER`, and the offset of the flags in TCP's header.
@@ -51,8 +60,13 @@ fn value(bytes: &[u8]) -> Vec<u8> {
 
 /// Loads conntrack's state of the packet's connection into the register.
 pub(super) fn ct_state() -> Vec<u8> {
-    // NFTA_CT_DREG, NFTA_CT_KEY.
-    expression("ct", &[(1, &REGISTER.to_be_bytes()), (2, &CT_STATE.to_be_bytes())])
+    load("ct", CT_STATE)
+}
+
+/// Loads a field of the packet (`meta`) or of its connection (`ct`) into the register.
+fn load(from: &str, key: u32) -> Vec<u8> {
+    // NFTA_META_DREG, _KEY; NFTA_CT_DREG, _KEY.
+    expression(from, &[(1, &REGISTER.to_be_bytes()), (2, &key.to_be_bytes())])
 }
 
 /// Continues the rule if the register is, or is not, equal to `with`.
@@ -65,7 +79,7 @@ fn compare(operation: u32, with: &[u8]) -> Vec<u8> {
 /// Masks the register with `bytes`.
 fn mask(bytes: &[u8]) -> Vec<u8> {
     let register = REGISTER.to_be_bytes();
-    let (mask, zero) = (value(bytes), value(&[0; 4][..bytes.len()]));
+    let (mask, zero) = (value(bytes), value(&vec![0; bytes.len()]));
     // NFTA_BITWISE_SREG, _DREG, _LEN, _MASK, _XOR.
     expression(
         "bitwise",
@@ -84,6 +98,26 @@ pub(super) fn masquerade_marked(mark: u32) -> Vec<u8> {
     [is_marked(mark), expression("masq", &[])].concat()
 }
 
+/// Copies this bit of the packet's mark to the connection's label; the other bits of the label stay.
+pub(super) fn label_marked(mark: u32) -> Vec<u8> {
+    let register = REGISTER.to_be_bytes();
+    // NFTA_CT_KEY, NFTA_CT_SREG.
+    let set = expression("ct", &[(2, &CT_LABELS.to_be_bytes()), (4, &register)]);
+    [is_marked(mark), immediate(REGISTER, &value(&MASQUERADE_LABEL.to_ne_bytes())), set].concat()
+}
+
+/// Masquerades the packets whose connection has the label.
+pub(super) fn masquerade_labelled() -> Vec<u8> {
+    let is_labelled = has_bits(load("ct", CT_LABELS), &MASQUERADE_LABEL.to_ne_bytes());
+    [is_labelled, expression("masq", &[])].concat()
+}
+
+/// Exempts packets that arrive on the loopback device from conntrack, except those that it has already seen where they were sent.
+pub(super) fn notrack_loopback() -> Vec<u8> {
+    let is_loopback = compare(EQUAL, &LOOPBACK.to_ne_bytes());
+    [load("meta", META_IIF), is_loopback, expression("notrack", &[])].concat()
+}
+
 /// Drops the packets with this bit that belong to no connection by conntrack: they are not masqueraded, so the endpoint would answer
 /// the client's address with a RST.
 pub(super) fn drop_marked_invalid(mark: u32) -> Vec<u8> {
@@ -92,34 +126,40 @@ pub(super) fn drop_marked_invalid(mark: u32) -> Vec<u8> {
 
 /// Continues the rule if the packet's mark has this bit.
 fn is_marked(mark: u32) -> Vec<u8> {
-    // NFTA_META_DREG, NFTA_META_KEY.
-    let load = expression("meta", &[(1, &REGISTER.to_be_bytes()), (2, &META_MARK.to_be_bytes())]);
-    has_bits(load, mark)
+    has_bits(load("meta", META_MARK), &mark.to_ne_bytes())
 }
 
 /// Continues the rule if conntrack's state of the packet is this one.
 fn is_in_state(state: u32) -> Vec<u8> {
-    has_bits(ct_state(), state)
+    has_bits(ct_state(), &state.to_ne_bytes())
 }
 
 /// Continues the rule if the number that `load` loads has any of these bits. The number is in the host's byte order, and the kernel
 /// compares bytes.
-fn has_bits(load: Vec<u8>, bits: u32) -> Vec<u8> {
-    [load, mask(&bits.to_ne_bytes()), compare(NOT_EQUAL, &[0; 4])].concat()
+fn has_bits(load: Vec<u8>, bits: &[u8]) -> Vec<u8> {
+    [load, mask(bits), compare(NOT_EQUAL, &vec![0; bits.len()])].concat()
 }
 
 fn drop_packet() -> Vec<u8> {
-    let verdict = nested(&[(DATA_VERDICT | NESTED, &nested(&[(VERDICT_CODE, &DROP.to_be_bytes())]))]);
+    verdict(&[(VERDICT_CODE, &DROP.to_be_bytes())])
+}
+
+/// Ends the rule with the verdict that these attributes tell.
+pub(super) fn verdict(attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    immediate(VERDICT, &nested(&[(DATA_VERDICT | NESTED, &nested(attributes))]))
+}
+
+/// Sets a register.
+fn immediate(register: u32, data: &[u8]) -> Vec<u8> {
     // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
-    expression("immediate", &[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)])
+    expression("immediate", &[(1, &register.to_be_bytes()), (2 | NESTED, data)])
 }
 
 /// Drops TCP packets that conntrack considers the first of their connection, and that are not a SYN.
 pub(super) fn drop_unknown_tcp() -> Vec<u8> {
     let register = REGISTER.to_be_bytes();
     [
-        // NFTA_META_DREG, NFTA_META_KEY.
-        expression("meta", &[(1, &register), (2, &META_PROTOCOL.to_be_bytes())]),
+        load("meta", META_PROTOCOL),
         compare(EQUAL, &[TCP]),
         // NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN.
         expression(

@@ -9,7 +9,7 @@ use std::io;
 
 use super::kube_proxy_rules::{CHAIN_NAME, CHAIN_TABLE, Chain, GET_CHAIN, TABLE, family, list};
 use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, find, find_below, text};
-use super::rules::{Rule, rules};
+use super::rules::{Rule, Unconditional, rules};
 
 /// `NFTA_CHAIN_HOOK` (`include/uapi/linux/netfilter/nf_tables.h`).
 const HOOK: u16 = 4;
@@ -31,15 +31,55 @@ const EARLY_HOOKS: [(u32, &[u8]); 2] = [(0, &[INET, IPV4, IPV6, NETDEV]), (5, &[
 const OWN: &str = "ballast";
 /// The table of firewalld, whose chains have the policy accept and end in a rule that rejects.
 const FIREWALLD: &str = "firewalld";
+/// How deep chains may jump to each other (`NFT_JUMP_STACK_SIZE`).
+const MAX_DEPTH: usize = 16;
+
+/// The rules of each chain, in their order.
+type RulesOf<'a> = BTreeMap<&'a Chain, Vec<&'a Rule>>;
 
 /// Returns the chains for packets to this node and through it that drop or reject what no rule accepts, like `FORWARD of ip
-/// filter`. Chains of iptables are included, those of iptables-legacy are not.
+/// filter`: by their policy, or by a rule without any match. Chains of iptables are included, those of iptables-legacy are not.
 pub fn dropping() -> io::Result<Vec<String>> {
-    let answers = list(Message::new(NFTABLES, GET_CHAIN, ANY_FAMILY))?;
-    let mut found: Vec<_> = answers.iter().filter_map(of_chain).collect();
-    found.sort();
-    found.dedup();
-    Ok(found)
+    let chains = list(Message::new(NFTABLES, GET_CHAIN, ANY_FAMILY))?;
+    Ok(dropping_in(&chains, &rules()?))
+}
+
+fn dropping_in(chains: &[Message], rules: &[Rule]) -> Vec<String> {
+    let rules_of = by_chain(rules);
+    let found: BTreeSet<_> = chains.iter().filter_map(|chain| of_chain(chain, &rules_of)).collect();
+    found.into_iter().collect()
+}
+
+fn by_chain(rules: &[Rule]) -> RulesOf<'_> {
+    let mut rules_of = RulesOf::new();
+    for rule in rules {
+        rules_of.entry(&rule.chain).or_default().push(rule);
+    }
+    rules_of
+}
+
+/// Returns whether a packet that no match selects is dropped in the chain; `None`: it leaves the chain at its end.
+fn drops_unselected(chain: &Chain, rules_of: &RulesOf<'_>, depth: usize) -> Option<bool> {
+    let enter = |name: &String| {
+        let next = Chain { name: name.clone(), ..chain.clone() };
+        (depth < MAX_DEPTH).then(|| drops_unselected(&next, rules_of, depth + 1)).flatten()
+    };
+    for rule in rules_of.get(chain).into_iter().flatten() {
+        match rule.unconditional.as_ref() {
+            None => {}
+            Some(Unconditional::Accept) => return Some(false),
+            Some(Unconditional::Drop) => return Some(true),
+            Some(Unconditional::Return) => return None,
+            Some(Unconditional::Goto(target)) => return enter(target),
+            Some(Unconditional::Jump(target)) => {
+                let decided = enter(target);
+                if decided.is_some() {
+                    return decided;
+                }
+            }
+        }
+    }
+    None
 }
 
 /// Returns the chains with rules that kube-proxy's connections passed with the Service's address and port, and Ballast's do not:
@@ -52,10 +92,7 @@ pub fn bypassed() -> io::Result<Vec<String>> {
 }
 
 fn bypassed_in(chains: &[Message], rules: &[Rule]) -> Vec<String> {
-    let mut rules_of: BTreeMap<&Chain, Vec<&Rule>> = BTreeMap::new();
-    for rule in rules {
-        rules_of.entry(&rule.chain).or_default().push(rule);
-    }
+    let rules_of = by_chain(rules);
     // Whether a rule that drops is reached; `by_source`: only if it, or a rule that jumps to its chain, selects by the source.
     let drops = |start: &Chain, by_source: bool| {
         let (mut open, mut seen) = (vec![(start.clone(), !by_source)], BTreeSet::new());
@@ -116,11 +153,15 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
-fn of_chain(message: &Message) -> Option<String> {
-    let Chain { table, name, .. } = chain_of(message)?;
+fn of_chain(message: &Message, rules_of: &RulesOf<'_>) -> Option<String> {
+    let chain = chain_of(message)?;
     let hook = hook_of(message)?;
-    let drops = has_policy_drop(message) || table == FIREWALLD;
-    (HOOKS.contains(&hook) && drops).then(|| format!("{name} of {} {table}", family(message.family)))
+    if !HOOKS.contains(&hook) {
+        return None;
+    }
+    let by_rule = drops_unselected(&chain, rules_of, 0);
+    let drops = by_rule.unwrap_or_else(|| has_policy_drop(message)) || chain.table == FIREWALLD;
+    drops.then(|| format!("{} of {} {}", chain.name, family(chain.family), chain.table))
 }
 
 #[cfg(test)]
@@ -138,7 +179,7 @@ mod tests {
 
     #[test]
     fn chains_with_policy_drop_and_those_of_firewalld_are_found() {
-        let found = |chain: Message| of_chain(&chain);
+        let found = |chain: Message| of_chain(&chain, &RulesOf::new());
         assert_eq!(found(chain(IPV4, "filter", "FORWARD", 2, 0)).as_deref(), Some("FORWARD of ip filter"));
         assert_eq!(found(chain(IPV4, "filter", "FORWARD", 2, 1)), None);
         assert_eq!(found(chain(IPV4, "filter", "OUTPUT", 3, 0)), None);
@@ -147,6 +188,43 @@ mod tests {
         let regular = Message::new(NFTABLES, GET_CHAIN, IPV4).with_text(CHAIN_TABLE, "filter");
         assert_eq!(found(regular.with_text(CHAIN_NAME, "DOCKER")), None);
     }
+
+    #[test]
+    fn chains_that_end_in_a_drop_without_a_match_are_found() {
+        let chains = [chain(IPV4, "filter", "FORWARD", 2, 1), chain(IPV4, "filter", "OUTPUT", 3, 1)];
+        let found = |rules: &[Rule]| dropping_in(&chains, rules);
+        let does = |chain, what: Unconditional| Rule { unconditional: Some(what), ..rule("filter", chain) };
+        let drop = |chain| Rule { drops: true, ..does(chain, Unconditional::Drop) };
+        let selective_drop = Rule { drops: true, ..rule("filter", "FORWARD") };
+        let jump = |from, to: &str| does(from, Unconditional::Jump(to.to_owned()));
+        let goto = |from, to: &str| does(from, Unconditional::Goto(to.to_owned()));
+        let accept = |chain| does(chain, Unconditional::Accept);
+        let leave = |chain| does(chain, Unconditional::Return);
+        for rules in [
+            &[drop("FORWARD")][..],
+            &[rule("filter", "FORWARD"), drop("FORWARD")],
+            &[jump("FORWARD", "A"), jump("A", "B"), drop("B")],
+            &[jump("FORWARD", "A"), leave("A"), drop("A"), drop("FORWARD")],
+            &[goto("FORWARD", "A"), accept("FORWARD"), drop("A")],
+        ] {
+            assert_eq!(found(rules), ["FORWARD of ip filter"], "{rules:?}");
+        }
+        for rules in [
+            &[][..],
+            &[selective_drop],
+            &[drop("OUTPUT")],
+            &[drop("A")],
+            &[accept("FORWARD"), drop("FORWARD")],
+            &[jump("FORWARD", "A"), accept("A"), drop("FORWARD")],
+            &[goto("FORWARD", "A"), leave("A"), drop("FORWARD")],
+            &[jump("FORWARD", "A"), jump("A", "A")],
+        ] {
+            assert_eq!(found(rules), [""; 0], "{rules:?}");
+        }
+        let policy = [chain(IPV4, "filter", "INPUT", 1, 0)];
+        assert_eq!(dropping_in(&policy, &[accept("INPUT")]), [""; 0], "the policy is never reached");
+    }
+
     fn rule(table: &str, chain: &str) -> Rule {
         Rule {
             chain: Chain { family: IPV4, table: table.to_owned(), name: chain.to_owned() },

@@ -1,8 +1,12 @@
-//! The rules by which netfilter masquerades the packets that the programs mark (`--masquerade-external`), and drops those that it
-//! cannot masquerade.
+//! The rules by which netfilter masquerades the packets that the programs mark (`--masquerade-external`), drops those that it
+//! cannot masquerade, and does not track the packets that the programs give to the stack on the loopback device.
+//!
+//! Rules of other programs in PREROUTING (`CONNMARK --restore-mark`, wg-quick) may set the whole mark before POSTROUTING reads it,
+//! so the connection's label keeps the bit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rtnetlink::sys::Socket;
@@ -19,13 +23,36 @@ const TABLE: &str = "ballast";
 const OWN_TABLE: &str = "ballast-own";
 /// The chain that stays while nothing is masqueraded any more.
 const IDLE: &str = "masquerade-off";
-/// The numbers and priorities of the hooks of its chains: postrouting and forward.
+/// The chain for packets that the programs redirect to the loopback device: conntrack would see one direction of their connections,
+/// and call most of them INVALID.
+const NOTRACK: &str = "notrack-lo";
+/// The numbers and priorities of the hooks of its chains: postrouting, forward, and prerouting before conntrack (-200) and after it,
+/// before the rules of others that set marks (-150).
 const POSTROUTING: (u32, i32) = (4, 100);
 const FORWARD: (u32, i32) = (2, 0);
+const BEFORE_CONNTRACK: (u32, i32) = (0, -300);
+const AFTER_CONNTRACK: (u32, i32) = (0, -199);
 
-/// Returns the names of the chains for the packets with this mark: of type `nat`, and of type `filter`.
+/// Set once the kernel has refused rules for labels of connections (`CONFIG_NF_CONNTRACK_LABELS`), and accepted the others.
+static LACKS_LABELS: AtomicBool = AtomicBool::new(false);
+
+/// Returns the names of the chains for the packets with this mark: the one that masquerades, and the one that drops.
 fn names_of(mark: u32) -> [String; 2] {
     [format!("masquerade-{mark:#x}"), format!("drop-invalid-{mark:#x}")]
+}
+
+/// Returns the name of the chain that copies this mark to the label of connections.
+fn label_chain(mark: u32) -> String {
+    format!("label-{mark:#x}")
+}
+
+/// Returns the names of all chains that the table shall have.
+fn wanted(mark: u32, by_label: bool) -> BTreeSet<String> {
+    if mark == 0 {
+        return BTreeSet::from([IDLE.to_owned()]);
+    }
+    let label = by_label.then(|| label_chain(mark));
+    names_of(mark).into_iter().chain([NOTRACK.to_owned()]).chain(label).collect()
 }
 
 /// The families in which the table exists, and the names of its chains in each.
@@ -50,15 +77,35 @@ pub fn exists() -> io::Result<bool> {
 /// Returns the families that are as wanted now: a kernel may have no rules for IPv6. An error: the rules could not be read.
 pub fn ensure(mark: u32) -> io::Result<BTreeSet<IpFamily>> {
     let found = found()?;
-    let wanted = if mark == 0 { BTreeSet::from([IDLE.to_owned()]) } else { names_of(mark).into() };
     Ok(in_each_family(|family| {
         let has = found.get(&family);
-        if has == Some(&wanted) || mark == 0 && has.is_none() {
-            return Ok(());
-        }
-        let delete = has.map(|_| (delete_table(family, TABLE), 0));
-        transact(&delete.into_iter().chain(create(family, mark)).collect::<Vec<_>>())
+        with_labels(&LACKS_LABELS, |by_label| {
+            if has == Some(&wanted(mark, by_label)) || mark == 0 && has.is_none() {
+                return Ok(());
+            }
+            let delete = has.map(|_| (delete_table(family, TABLE), 0));
+            transact(&delete.into_iter().chain(create(family, mark, by_label)).collect::<Vec<_>>())
+        })
     }))
+}
+
+/// Makes a change with the rules for labels of connections, or without them if the kernel does not support these.
+fn with_labels(lacks_labels: &AtomicBool, change: impl Fn(bool) -> io::Result<()>) -> io::Result<()> {
+    if lacks_labels.load(Ordering::Relaxed) {
+        return change(false);
+    }
+    match change(true) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            // An error that has another cause comes again.
+            change(false)?;
+            lacks_labels.store(true, Ordering::Relaxed);
+            tracing::info!(
+                "the kernel has no labels of connections: rules that set the mark of packets prevent masquerading"
+            );
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 /// Removes the table; returns whether it existed.
@@ -82,28 +129,42 @@ fn in_each_family(change: impl Fn(u8) -> io::Result<()>) -> BTreeSet<IpFamily> {
     families.into_iter().filter(|(family, _)| succeeds(*family)).map(|(_, family)| family).collect()
 }
 
-fn create(family: u8, mark: u32) -> Vec<(Message, u16)> {
+fn create(family: u8, mark: u32, by_label: bool) -> Vec<(Message, u16)> {
     let mut messages = vec![(new_table(family, TABLE), CREATE)];
     if mark == 0 {
         messages.push((base_chain(family, TABLE, (IDLE, POSTROUTING.0, POSTROUTING.1), "nat"), CREATE));
         // The kernel tracks connections only while a rule reads their state.
         messages.push((rule_of(family, TABLE, IDLE, &expressions::ct_state()), APPEND));
     } else {
-        messages.extend(chains_in(TABLE, family, mark));
+        messages.extend(chains_in(TABLE, family, mark, by_label));
     }
     messages
 }
 
 /// Returns the messages that create the chains with their rules in a table.
-fn chains_in(table: &str, family: u8, mark: u32) -> [(Message, u16); 4] {
+fn chains_in(table: &str, family: u8, mark: u32, by_label: bool) -> Vec<(Message, u16)> {
     let [masquerade, invalid] = names_of(mark);
-    let (nat, filter) = (POSTROUTING, FORWARD);
-    [
-        (base_chain(family, table, (&masquerade, nat.0, nat.1), "nat"), CREATE),
-        (rule_of(family, table, &masquerade, &expressions::masquerade_marked(mark)), APPEND),
-        (base_chain(family, table, (&invalid, filter.0, filter.1), "filter"), CREATE),
-        (rule_of(family, table, &invalid, &expressions::drop_marked_invalid(mark)), APPEND),
-    ]
+    let chain = |name: &str, hook: (u32, i32), kind| {
+        (base_chain(family, table, (name, hook.0, hook.1), kind), CREATE)
+    };
+    let rule = |name: &str, expressions: &[u8]| (rule_of(family, table, name, expressions), APPEND);
+    let mut messages = vec![
+        chain(&masquerade, POSTROUTING, "nat"),
+        rule(&masquerade, &expressions::masquerade_marked(mark)),
+        chain(&invalid, FORWARD, "filter"),
+        rule(&invalid, &expressions::drop_marked_invalid(mark)),
+        chain(NOTRACK, BEFORE_CONNTRACK, "filter"),
+        rule(NOTRACK, &expressions::notrack_loopback()),
+    ];
+    if by_label {
+        let label = label_chain(mark);
+        messages.extend([
+            chain(&label, AFTER_CONNTRACK, "filter"),
+            rule(&label, &expressions::label_marked(mark)),
+            rule(&masquerade, &expressions::masquerade_labelled()),
+        ]);
+    }
+    messages
 }
 
 /// The rules as the agent keeps them: in the table that stays without the agent, and in one that only the agent can delete. While
@@ -148,15 +209,55 @@ impl Masquerade {
 fn own(mark: u32) -> io::Result<Socket> {
     let socket = message::open()?;
     let owned = in_each_family(|family| {
-        let table = std::iter::once((new_own_table(family, OWN_TABLE), CREATE));
-        transact_by(&socket, &table.chain(chains_in(OWN_TABLE, family, mark)).collect::<Vec<_>>())
+        with_labels(&LACKS_LABELS, |by_label| {
+            let mut messages = vec![(new_own_table(family, OWN_TABLE), CREATE)];
+            messages.extend(chains_in(OWN_TABLE, family, mark, by_label));
+            transact_by(&socket, &messages)
+        })
     });
     if owned.is_empty() { Err(io::ErrorKind::Unsupported.into()) } else { Ok(socket) }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::message::{find, text};
+    use super::super::rules::{NEW_CHAIN, NEW_RULE};
     use super::*;
+
+    #[test]
+    fn kernel_without_labels_gets_the_other_rules() {
+        let lacks_labels = AtomicBool::new(false);
+        let refused =
+            |code| move |by_label| if by_label { Err(io::Error::from_raw_os_error(code)) } else { Ok(()) };
+        assert!(with_labels(&lacks_labels, refused(libc::EPERM)).is_err());
+        let never = with_labels(&lacks_labels, |_| Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)));
+        assert!(never.is_err() && !lacks_labels.load(Ordering::Relaxed), "the cause is not the labels");
+        with_labels(&lacks_labels, refused(libc::EOPNOTSUPP)).unwrap();
+        assert!(lacks_labels.load(Ordering::Relaxed));
+        with_labels(&lacks_labels, |by_label| {
+            assert!(!by_label, "tried again");
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn created_chains_are_those_that_are_wanted() {
+        for by_label in [false, true] {
+            let messages = create(IPV4, 0x4000, by_label);
+            // NFTA_CHAIN_NAME, and NFTA_RULE_CHAIN.
+            let names = |command, kind| {
+                let of = messages.iter().filter(move |(message, _)| message.command() == command);
+                of.filter_map(move |(message, _)| find(&message.body, kind).map(text)).collect::<Vec<_>>()
+            };
+            let (chains, rules) = (names(NEW_CHAIN, 3), names(NEW_RULE, 2));
+            assert_eq!(chains.iter().cloned().collect::<BTreeSet<_>>(), wanted(0x4000, by_label));
+            assert_eq!(rules.iter().cloned().collect::<BTreeSet<_>>(), wanted(0x4000, by_label));
+            let masquerading = rules.iter().filter(|chain| *chain == "masquerade-0x4000").count();
+            assert_eq!((masquerading, chains.len()), if by_label { (2, 4) } else { (1, 3) });
+        }
+        assert_eq!(wanted(0, true), wanted(0, false));
+    }
 
     #[test]
     fn family_whose_change_fails_is_not_returned() {

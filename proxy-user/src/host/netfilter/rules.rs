@@ -49,6 +49,15 @@ const TARGET: [u16; 4] = [2, 2, 2, 2];
 /// The path to the code of the verdict (`NFTA_VERDICT_CODE`), and the code `NF_DROP`.
 const CODE: [u16; 4] = [2, 2, 2, 1];
 const DROP: [u8; 4] = [0; 4];
+/// The codes `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
+const ACCEPT: [u8; 4] = 1i32.to_be_bytes();
+const JUMP: [u8; 4] = (-3i32).to_be_bytes();
+const GOTO: [u8; 4] = (-4i32).to_be_bytes();
+const RETURN: [u8; 4] = (-5i32).to_be_bytes();
+/// Expressions that select no packets. iptables calls the comment of a rule a match, and every target but its verdicts a `target`.
+const UNSELECTIVE: [&str; 6] = ["counter", "immediate", "log", "notrack", "reject", "target"];
+/// The path to the name of a target of iptables (`NFTA_TARGET_NAME`).
+const TARGET_NAME: [u16; 2] = [2, 1];
 /// The paths from an expression to the key and the direction of `ct` (`NFTA_CT_KEY`, `NFTA_CT_DIRECTION`), and to the name and the
 /// data of a match of iptables (`NFTA_MATCH_NAME`, `_INFO`).
 const CT_KEY: [u16; 2] = [2, 2];
@@ -73,6 +82,19 @@ const ORIGINAL_DESTINATION: u16 = 1 << 3 | 1 << 9;
 const NAT_HOOKS: [(&str, u32, i32); 4] =
     [("prerouting", 0, -100), ("input", 1, 100), ("output", 3, -100), ("postrouting", 4, 100)];
 
+/// What a rule without any match does with every packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Unconditional {
+    Accept,
+    /// Drops or rejects it.
+    Drop,
+    /// Continues in this chain, and then behind the rule.
+    Jump(String),
+    /// Continues in this chain, and then where this rule's chain returns.
+    Goto(String),
+    Return,
+}
+
 /// A rule of nftables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rule {
@@ -86,6 +108,8 @@ pub(super) struct Rule {
     pub reads_source: bool,
     /// It selects packets by the destination that their connection had before NAT (`ct original`, `--ctorigdstport`).
     pub reads_original: bool,
+    /// What it does with every packet; `None`: it selects packets, or decides nothing.
+    pub unconditional: Option<Unconditional>,
 }
 
 /// The result of a removal.
@@ -262,8 +286,23 @@ fn rule(message: &Message) -> Option<Rule> {
     let target = |expression: &&[u8]| {
         is(expression, "immediate").then(|| find_below(expression, &TARGET).map(text)).flatten()
     };
-    let drops = |one: &&[u8]| {
-        is(one, "reject") || is(one, "immediate") && find_below(one, &CODE) == Some(DROP.as_slice())
+    let code = |one: &[u8]| {
+        let code = is(one, "immediate").then(|| find_below(one, &CODE)).flatten();
+        code.and_then(|code| <[u8; 4]>::try_from(code).ok())
+    };
+    let rejects = |one: &[u8]| {
+        let target = || find_below(one, &TARGET_NAME).map(text);
+        is(one, "reject") || is(one, "target") && target().as_deref() == Some("REJECT")
+    };
+    let drops = |one: &&[u8]| rejects(one) || code(one) == Some(DROP);
+    let selects = |one: &&[u8]| !UNSELECTIVE.iter().any(|name| is(one, name)) && !matches(one, "comment");
+    let decides = |one: &&[u8]| match code(one) {
+        _ if drops(one) => Some(Unconditional::Drop),
+        Some(ACCEPT) => Some(Unconditional::Accept),
+        Some(JUMP) => target(one).map(Unconditional::Jump),
+        Some(GOTO) => target(one).map(Unconditional::Goto),
+        Some(RETURN) => Some(Unconditional::Return),
+        _ => None,
     };
     let reads_original = |one: &&[u8]| {
         let key = find_below(one, &CT_KEY).and_then(|key| Some(u32::from_be_bytes(key.try_into().ok()?)));
@@ -295,6 +334,11 @@ fn rule(message: &Message) -> Option<Rule> {
             && !expressions.iter().any(|one| is(one, "fib") || matches(one, "rpfilter")),
         reads_source: expressions.iter().any(reads_source),
         reads_original: expressions.iter().any(reads_original),
+        unconditional: if expressions.iter().any(selects) {
+            None
+        } else {
+            expressions.iter().find_map(decides)
+        },
     })
 }
 
@@ -341,6 +385,36 @@ mod tests {
             expression("match", &[(1, b"conntrack\0"), (3, &info)])
         };
         assert_eq!((of(&conntrack(1 << 9)), of(&conntrack(1 << 11))), ((false, true), (false, false)));
+    }
+
+    #[test]
+    fn rule_without_a_match_is_known_by_what_it_decides() {
+        let of = |expressions: &[u8]| {
+            let message = rule_of(IPV4, "filter", "FORWARD", expressions).with(RULE_HANDLE, &[0; 8]);
+            rule(&message).unwrap().unconditional
+        };
+        let (expression, verdict) = (expressions::expression, expressions::verdict);
+        let counter = expression("counter", &[]);
+        let to = |code: &[u8]| verdict(&[(1, code), (2, b"other\0")]);
+        for (code, wanted) in [
+            (DROP, Some(Unconditional::Drop)),
+            (ACCEPT, Some(Unconditional::Accept)),
+            (JUMP, Some(Unconditional::Jump("other".to_owned()))),
+            (GOTO, Some(Unconditional::Goto("other".to_owned()))),
+            (RETURN, Some(Unconditional::Return)),
+            // NFT_CONTINUE.
+            ((-1i32).to_be_bytes(), None),
+        ] {
+            assert_eq!(of(&[counter.clone(), to(&code)].concat()), wanted, "{code:?}");
+        }
+        let target = |name: &[u8]| expression("target", &[(1, name)]);
+        let comment = expression("match", &[(1, b"comment\0"), (3, &[0; 8])]);
+        assert_eq!(of(&[comment, counter.clone(), target(b"REJECT\0")].concat()), Some(Unconditional::Drop));
+        assert_eq!(of(&expression("reject", &[(1, &[0; 4])])), Some(Unconditional::Drop));
+        assert_eq!(of(&[counter, target(b"LOG\0")].concat()), None);
+        assert_eq!(of(&expressions::drop_unknown_tcp()), None, "it selects TCP");
+        let limit = expression("match", &[(1, b"limit\0"), (3, &[0; 8])]);
+        assert_eq!(of(&[limit, to(&DROP)].concat()), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
+use super::routes::MASQUERADE;
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, SocketKind};
@@ -22,6 +23,18 @@ pub const CASES: &[Case] = &[
         name: "ipsec::a_node_port_obeys_a_policy_by_xdp",
         wish: Wish { flags: SMALL_XDP, ..WISH },
         run: forwarded,
+    },
+    Case {
+        name: "ipsec::rules_that_drop_invalid_packets_let_those_on_lo_pass",
+        wish: Wish { flags: MASQUERADE, ..WISH },
+        run: |fixture| {
+            // As hardened nodes have it.
+            nft(
+                &fixture.node,
+                "table inet hardened {\nchain forward {\ntype filter hook forward priority 0;\nct state invalid drop\n}\n}\n",
+            )?;
+            forwarded(fixture)
+        },
     },
     Case { name: "ipsec::the_answer_of_a_local_endpoint_obeys", wish: WISH, run: answers },
     Case { name: "ipsec::the_agent_subscribes_to_changes_of_policies", wish: WISH, run: subscribed },

@@ -18,7 +18,7 @@ use proxy_testbed::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 #[rustfmt::skip]
-const MASQUERADE: &[&str] = &[
+pub const MASQUERADE: &[&str] = &[
     "--masquerade-external", "--iptables-masquerade-bit", "20",
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
@@ -37,6 +37,11 @@ pub const CASES: &[Case] = &[
         name: "routes::an_endpoint_with_a_route_of_its_own_is_masqueraded",
         wish: Wish { flags: MASQUERADE, ..WISH },
         run: own_route,
+    },
+    Case {
+        name: "routes::rules_that_set_the_whole_mark_do_not_prevent_masquerading",
+        wish: Wish { flags: MASQUERADE, ..WISH },
+        run: mark_set,
     },
     Case {
         name: "routes::masqueraded_connections_survive_the_deletion_of_all_rules",
@@ -182,15 +187,69 @@ fn second_uplink(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
+/// Sends everything but its own network into a tunnel, in the pod.
+fn lead_away(fixture: &Fixture) -> Result<()> {
+    fixture.in_pod_space(0, |pod| {
+        pod.ip("link add tun9 type veth peer name tun9p\nlink set tun9 up\nlink set tun9p up\n\
+             route replace default dev tun9\nroute del ::/0\nroute add ::/0 dev tun9\n")
+    })
+}
+
+/// Returns the node's address in the pod's network.
+fn gateway(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 99, 0, 1].into(),
+        Family::V6 => [0xfd99, 0, 0, 0, 0, 0, 0, 1].into(),
+    }
+}
+
+/// Rules of another program set the mark of all packets before they are routed, as wg-quick's rule and `CONNMARK --restore-mark`
+/// do with the mark of the connection, and `MARK --set-mark` with a constant.
+fn mark_set(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    lead_away(fixture)?;
+    put(fixture, &[(0, true)], &json!({}), &[])?;
+    let label = [
+        "type filter hook prerouting priority -199",
+        "meta mark & 0x00100000 != 0x00000000 ct label set 127",
+        "ct label 127 masquerade",
+        "iif \"lo\" notrack",
+    ];
+    for (family, table) in
+        ["ip", "ip6"].into_iter().flat_map(|family| ["ballast", "ballast-own"].map(|table| (family, table)))
+    {
+        let output = fixture.node.command("nft").args(["list", "table", family, table]).output()?;
+        let rules = String::from_utf8_lossy(&output.stdout).into_owned();
+        for part in label {
+            ensure!(rules.contains(part), "{family} {table} lacks `{part}`: {rules}");
+        }
+    }
+    nft(
+        &fixture.node,
+        "table inet vpn {\nchain pre {\ntype filter hook prerouting priority mangle;\n}\n}\n",
+    )?;
+    for rule in ["meta mark set ct mark", "meta mark set 2"] {
+        nft(&fixture.node, &format!("flush chain inet vpn pre\nadd rule inet vpn pre {rule}\n"))?;
+        all_see(fixture, gateway).context(rule)?;
+    }
+    // The programs mark clients outside only.
+    put(fixture, &[(0, true)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
+    for family in Family::BOTH {
+        let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)).in_vain();
+        eventually(SOON, || {
+            ensure!(fixture.client.once(attempt)?.is_err(), "{family:?}: masqueraded with policy Local");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 /// The endpoint sends everything but its own network into a tunnel.
 fn own_route(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, true)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     all_see(fixture, client_ip)?;
-    fixture.in_pod_space(0, |pod| {
-        pod.ip("link add tun9 type veth peer name tun9p\nlink set tun9 up\nlink set tun9p up\n\
-             route replace default dev tun9\nroute del ::/0\nroute add ::/0 dev tun9\n")
-    })?;
+    lead_away(fixture)?;
     // Someone else uses kube-proxy's default bit.
     nft(
         &fixture.node,
@@ -204,10 +263,6 @@ fn own_route(fixture: &Fixture) -> Result<()> {
         ensure!(rules.lines().any(drops), "{family}: {rules}");
     }
     put(fixture, &[(0, true)], &json!({}), &[])?;
-    let gateway = |family| match family {
-        Family::V4 => IpAddr::from([10, 99, 0, 1]),
-        Family::V6 => [0xfd99, 0, 0, 0, 0, 0, 0, 1].into(),
-    };
     all_see(fixture, gateway)?;
     // The chain FORWARD sees the client.
     nft(
