@@ -10,10 +10,11 @@ use super::error::Error;
 use super::hooks::{self, Direction, XDP};
 use super::leave::leave_what_begins;
 use super::links::{self, Cgroup};
+use super::loaded::DEVICES_LOCK;
 use super::pins::{self, Paths};
 use crate::host::devices::{self, device_name};
 use crate::host::lock;
-use crate::host::netfilter::masquerade;
+use crate::host::netfilter::{lock as named_lock, masquerade};
 use crate::host::netlink::Netlink;
 
 /// What was removed, and what could not be removed.
@@ -113,7 +114,8 @@ fn work(
     let names = pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))?;
     // An agent with its pins on another bpffs may have adopted the links: without the pins here, those that it has not end by
     // themselves.
-    let is_shared = cgroup.into_iter().chain([Path::new(pins::NETWORK_NAMESPACE)]).any(lock::is_held);
+    let of_cgroup = cgroup.and_then(|path| Cgroup::open(path).ok()).map(|cgroup| cgroup.lock_name());
+    let is_shared = of_cgroup.as_deref().into_iter().chain([DEVICES_LOCK]).any(named_lock::is_held);
     let (mut none, detach_hooks) = ((), detach_hooks);
     let detach_hooks: &mut dyn DetachHooks = if is_shared { &mut none } else { detach_hooks };
     // XDP is detached first: tc does all that XDP does, and XDP would not leave new connections to another proxy.
@@ -177,7 +179,7 @@ fn remove_strays(
     let is_stray = |link: &Link| link.info().is_ok_and(|info| !pinned.contains(&info.id));
     if let Some(path) = cgroup {
         let cgroup = Cgroup::open(path)?;
-        match lock::lock(path).map_err(Error::file("lock", path))? {
+        match named_lock::lock(&cgroup.lock_name()) {
             Some(_lock) => {
                 let strays = links::on_cgroup(&cgroup, &links::our_programs());
                 for (name, link) in strays.into_iter().filter(|(_, link)| is_stray(link)) {
@@ -187,14 +189,15 @@ fn remove_strays(
             None => report.left.push(format!("{}: another instance of Ballast uses it", path.display())),
         }
     }
-    let namespace = Path::new(pins::NETWORK_NAMESPACE);
-    let Some(_lock) = lock::lock(namespace).map_err(Error::file("lock", namespace))? else {
+    let Some(_lock) = named_lock::lock(DEVICES_LOCK) else {
         report.left.push("devices: another instance of Ballast uses them".to_owned());
         return Ok(());
     };
     let without = if mode == Mode::Remove { masquerade::remove() } else { masquerade::exists() };
     report.note("nftables table ballast", without);
-    for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
+    for device in
+        devices::list().map_err(Error::file("list the devices in", Path::new("/proc/thread-self/ns/net")))?
+    {
         for direction in Direction::ALL {
             let strays = links::on_device(device.ifindex, direction.attach_type(), None);
             for link in strays.into_iter().filter(is_stray) {

@@ -14,8 +14,9 @@ use super::bpf::{self, Hook, Link, LinkInfo, Rank};
 use super::error::Error;
 use super::hooks;
 use super::pins::{self, Paths};
+use crate::host::cgroup;
 use crate::host::devices::{XdpMode, device_name};
-use crate::host::{cgroup, lock};
+use crate::host::netfilter::lock;
 
 /// An open cgroup.
 #[derive(Debug)]
@@ -39,6 +40,11 @@ impl Cgroup {
         }
         let id = rustix::fs::fstat(&fd).map_err(failed)?.st_ino;
         Ok(Self { fd, id, path: path.to_owned() })
+    }
+
+    /// Returns the name of its lock.
+    pub(super) fn lock_name(&self) -> String {
+        format!("ballast-cgroup-{}", self.id)
     }
 
     /// Whether the path leads to another cgroup now: this one was removed, and one of its name was created.
@@ -298,13 +304,14 @@ pub struct PinnedElsewhere {
 /// with maps that no agent keeps up to date. `None` if there are none, if an agent serves the cgroup, or if the process may
 /// not list programs (that takes `CAP_SYS_ADMIN`).
 pub fn pinned_elsewhere(bpffs: &Path, cgroup: &Path) -> Result<Option<PinnedElsewhere>, Error> {
-    if lock::is_held(cgroup) {
+    let cgroup = Cgroup::open(cgroup)?;
+    if lock::is_held(&cgroup.lock_name()) {
         return Ok(None);
     }
     let pinned = pinned_links(bpffs).map_err(Error::file("list", &Paths::new(bpffs).links()))?;
     let mut programs = BTreeSet::new();
     let mut ids = BTreeSet::new();
-    for (name, link) in on_cgroup(&Cgroup::open(cgroup)?, &our_programs()) {
+    for (name, link) in on_cgroup(&cgroup, &our_programs()) {
         let Ok(info) = link.info() else { continue };
         if !pinned.contains(&info.id) {
             programs.insert(name);

@@ -26,7 +26,11 @@ use super::xdp::keeper::{Keeper, Xdp};
 use super::{bpf, cleanup, clsact, object, privileges};
 use crate::host::devices::device_name;
 use crate::host::lock;
+use crate::host::netfilter::lock::{self as named_lock, Lock};
 use crate::host::netlink::Netlink;
+
+/// The name of the lock of the devices of a network namespace.
+pub(super) const DEVICES_LOCK: &str = "ballast-devices";
 
 /// A loaded program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +56,7 @@ pub struct Programs {
     pub(super) ebpf: Ebpf,
     pub(super) pins: Pins,
     pub(super) cgroup: Cgroup,
-    pub(super) _cgroup_lock: lock::Lock,
+    pub(super) _cgroup_lock: Lock,
     pub(super) hz: u32,
     pub(super) is_current: bool,
     pub(super) has_earlier: bool,
@@ -61,7 +65,7 @@ pub struct Programs {
     pub(super) clsact_priority: u16,
     pub(super) filters_before: watch::Sender<Vec<String>>,
     /// Taken when the first device is attached.
-    pub(super) devices_lock: Mutex<Option<lock::Lock>>,
+    pub(super) devices_lock: Mutex<Option<Lock>>,
     pub(super) object: &'static [u8],
     /// The packet programs for devices without link-layer header, loaded when the first such device is attached.
     pub(super) headerless: OnceLock<Ebpf>,
@@ -79,7 +83,8 @@ pub fn require_unused(bpffs: &Path, cgroup: &Path) -> Result<(), Error> {
     if lock::is_held(Paths::new(bpffs).root()) {
         return Err(pins::in_use(bpffs));
     }
-    if lock::is_held(cgroup) { Err(cgroup_in_use(cgroup)) } else { Ok(()) }
+    let is_held = named_lock::is_held(&Cgroup::open(cgroup)?.lock_name());
+    if is_held { Err(cgroup_in_use(cgroup)) } else { Ok(()) }
 }
 
 fn cgroup_in_use(path: &Path) -> Error {
@@ -92,8 +97,7 @@ impl Programs {
         privileges::require()?;
         let cgroup = Cgroup::open(&settings.cgroup)?;
         let pins = Pins::open(&settings.bpffs)?;
-        let lock = lock::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
-        let lock = lock.ok_or_else(|| cgroup_in_use(&cgroup.path))?;
+        let lock = named_lock::lock(&cgroup.lock_name()).ok_or_else(|| cgroup_in_use(&cgroup.path))?;
         let xdp = (settings.xdp != Xdp::Off).then(|| settings.xdp.program());
         let mut loaded = object::load(settings.object, &pins, &settings.capacities, xdp)?;
         let unusable = loaded.unusable_xdp.map(|error| error.to_string());
@@ -287,9 +291,7 @@ impl Programs {
     pub(super) fn lock_devices(&self) -> Result<(), Error> {
         let mut lock = self.devices_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() {
-            let path = Path::new(pins::NETWORK_NAMESPACE);
-            let taken = lock::lock(path).map_err(Error::file("lock", path))?;
-            *lock = Some(taken.ok_or(Error::DevicesInUse)?);
+            *lock = Some(named_lock::lock(DEVICES_LOCK).ok_or(Error::DevicesInUse)?);
         }
         Ok(())
     }

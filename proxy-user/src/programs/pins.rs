@@ -12,7 +12,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -25,9 +25,6 @@ use crate::maps::segments;
 
 /// Ballast's directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
-
-/// The network namespace of this thread, as a file that can be locked.
-pub(super) const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 pub use crate::maps::sys::is_bpffs;
 
@@ -254,11 +251,17 @@ pub(super) fn in_use(bpffs: &Path) -> Error {
     Error::InUse { path: bpffs.join(DIRECTORY), what: "bpffs", flag: "--bpffs" }
 }
 
-/// Creates a directory that only its owner may enter. An existing directory is accepted if only root can have put anything
-/// into it: any user may create one on a bpffs of mode 1777, the kernel's default.
+/// Creates a directory that only its owner may enter. An existing directory is made such a one if only root can have put
+/// anything into it: any user may create one on a bpffs of mode 1777, the kernel's default.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => require_owner(path),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            require_owner(path)?;
+            // Every user who can open it can lock it.
+            let is_open = path.metadata().is_ok_and(|found| found.mode() & 0o077 != 0);
+            let close = || fs::set_permissions(path, PermissionsExt::from_mode(0o700));
+            if is_open { close().map_err(Error::file("chmod", path)) } else { Ok(()) }
+        }
         made => made.map_err(Error::file("create directory", path)),
     }
 }
@@ -296,8 +299,6 @@ pub(super) fn entries(directory: &Path) -> io::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -305,6 +306,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ballast");
         make(&path).unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         make(&path).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700);
         let refused = |why: &str| {

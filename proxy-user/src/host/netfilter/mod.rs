@@ -8,6 +8,7 @@ mod expressions;
 pub mod firewall;
 pub mod kube_proxy_rules;
 mod legacy;
+pub mod lock;
 pub mod masquerade;
 pub(super) mod message;
 pub mod rules;

@@ -15,6 +15,7 @@ use super::message::{
 use proxy_core::model::plural::plural;
 
 const NEW_TABLE: u16 = 0;
+const GET_TABLE: u16 = 1;
 const DEL_TABLE: u16 = 2;
 pub(super) const NEW_CHAIN: u16 = 3;
 const DEL_CHAIN: u16 = 5;
@@ -31,6 +32,8 @@ const TABLE_NAME: u16 = 1;
 /// it, and the kernel removes it when the socket is closed.
 const TABLE_FLAGS: u16 = 2;
 const OWNER: u32 = 2;
+/// `NFTA_TABLE_OWNER`.
+pub(super) const TABLE_OWNER: u16 = 7;
 /// `NFTA_CHAIN_TABLE`, `_NAME`, `_HOOK` (with number and priority), `_POLICY`, `_TYPE`.
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -227,6 +230,10 @@ pub(super) fn new_table(family: u8, table: &str) -> Message {
 /// Returns the message that creates a table of the socket that sends it.
 pub(super) fn new_own_table(family: u8, table: &str) -> Message {
     new_table(family, table).with(TABLE_FLAGS, &OWNER.to_be_bytes())
+}
+
+pub(super) fn get_table(family: u8, table: &str) -> Message {
+    Message::new(NFTABLES, GET_TABLE, family).with_text(TABLE_NAME, table)
 }
 
 pub(super) fn delete_table(family: u8, table: &str) -> Message {

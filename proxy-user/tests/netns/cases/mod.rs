@@ -31,6 +31,7 @@ mod inspect;
 mod ipsec;
 mod latency;
 mod live;
+mod locks;
 mod masquerade;
 mod matrix;
 mod namespaces;
@@ -151,6 +152,7 @@ pub fn all() -> Vec<Case> {
         health::CASES,
         init::CASES,
         live::CASES,
+        locks::CASES,
         matrix::CASES,
         failover::CASES,
         path_mtu::CASES,
