@@ -209,7 +209,15 @@ fn mark_set(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     lead_away(fixture)?;
     put(fixture, &[(0, true)], &json!({}), &[])?;
-    let label = [
+    nft(
+        &fixture.node,
+        "table inet vpn {\nchain pre {\ntype filter hook prerouting priority mangle;\n}\n}\n",
+    )?;
+    for rule in ["meta mark set ct mark", "meta mark set 2"] {
+        nft(&fixture.node, &format!("flush chain inet vpn pre\nadd rule inet vpn pre {rule}\n"))?;
+        all_see(fixture, gateway).context(rule)?;
+    }
+    let parts = [
         "type filter hook prerouting priority -199",
         "meta mark & 0x00100000 != 0x00000000 ct label set 127",
         "ct label 127 masquerade",
@@ -220,19 +228,11 @@ fn mark_set(fixture: &Fixture) -> Result<()> {
     {
         let output = fixture.node.command("nft").args(["list", "table", family, table]).output()?;
         let rules = String::from_utf8_lossy(&output.stdout).into_owned();
-        for part in label {
+        for part in parts {
             ensure!(rules.contains(part), "{family} {table} lacks `{part}`: {rules}");
         }
     }
-    nft(
-        &fixture.node,
-        "table inet vpn {\nchain pre {\ntype filter hook prerouting priority mangle;\n}\n}\n",
-    )?;
-    for rule in ["meta mark set ct mark", "meta mark set 2"] {
-        nft(&fixture.node, &format!("flush chain inet vpn pre\nadd rule inet vpn pre {rule}\n"))?;
-        all_see(fixture, gateway).context(rule)?;
-    }
-    // The programs mark clients outside only.
+    // The pod really sends its answers elsewhere.
     put(fixture, &[(0, true)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     for family in Family::BOTH {
         let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)).in_vain();
