@@ -55,6 +55,9 @@ pub enum SelectorError {
         /// Similar names, with a leading `; `; or empty.
         near: String,
     },
+    /// No Service has the labels.
+    #[error("no Service has the labels {0}")]
+    NoLabels(String),
     /// The API server did not return the Services with the labels.
     #[error("cannot read labels from the API server: {0}")]
     Labels(String),
@@ -180,11 +183,13 @@ impl ServiceSelector {
         let services =
             services.iter().map(|text| ServiceFilter::parse(text, flags)).collect::<Result<_, _>>()?;
         let labelled = selector.as_deref().map(|selector| ask(api, selector)).transpose();
-        Ok(Self {
-            namespace: flags.namespace.clone().filter(|_| !flags.all_namespaces),
-            labelled: labelled.map_err(SelectorError::Labels)?,
-            services,
-        })
+        let labelled = labelled.map_err(SelectorError::Labels)?;
+        if let Some(selector) = selector
+            && labelled.as_ref().is_some_and(BTreeSet::is_empty)
+        {
+            return Err(SelectorError::NoLabels(selector.clone()));
+        }
+        Ok(Self { namespace: flags.namespace.clone().filter(|_| !flags.all_namespaces), labelled, services })
     }
 
     /// Whether all Service ports are selected.

@@ -139,26 +139,33 @@ async fn serve(
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
     require_whole_packets(&config)?;
-    // Before anything on the node is changed; `Programs::start` takes the locks.
+    // Before anything on the node is changed: what the start needs, but the locks, which `Programs::start` takes.
     require_unused(&config.bpffs, &cgroup::find(config.cgroup_root.as_deref())?.path)?;
+    let (notices, to_tell) = mpsc::channel(NOTICES);
+    let (ask_for_nodes, needs_nodes) = watch::channel(None);
+    let (server_status, servers) = watch::channel(ApiServers::default());
+    let (report_manifests, manifests) = watch::channel(Vec::new());
+    let (report_watches, watched) = watch::channel(Watches::new());
+    let opening = objects::open(
+        &config,
+        sender.clone(),
+        to_tell,
+        needs_nodes,
+        server_status,
+        report_manifests,
+        report_watches,
+    );
+    let Some(opened) = ends.unless(opening).await else { return Ok(()) };
+    let (source, connection) = opened?;
     let sockets_stay = Arc::new(AtomicBool::new(false));
     let Some(host) = ends.unless(read_host(&config, &sender, &sockets_stay)).await else { return Ok(()) };
     let host = host?;
     // The rules that the host's facts need have loaded nf_conntrack.
     init::set_up_netfilter(&config);
     let (devices, host_due, host_problems) = (host.devices(), host.due(), host.problems());
-    let host = host.run(sender.clone());
-    let (notices, to_tell) = mpsc::channel(NOTICES);
+    let host = host.run(sender);
     let mut tasks = Supervisor::default();
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
-    let (ask_for_nodes, needs_nodes) = watch::channel(None);
-    let (server_status, servers) = watch::channel(ApiServers::default());
-    let (report_manifests, manifests) = watch::channel(Vec::new());
-    let (report_watches, watched) = watch::channel(Watches::new());
-    let opening =
-        objects::open(&config, sender, to_tell, needs_nodes, server_status, report_manifests, report_watches);
-    let Some(opened) = ends.unless(opening).await else { return Ok(()) };
-    let (source, connection) = opened?;
     tasks.spawn_required("source", source);
     let Some(programs) = ends.unless(start_programs(&config)).await else { return Ok(()) };
     let programs = Arc::new(programs?);

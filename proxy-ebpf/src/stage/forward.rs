@@ -27,9 +27,7 @@ pub trait Routing<F: Frame>: FibCache<Family: Rewrite + EtherType> {
 pub fn matches_ipsec_policy<M: Node>(maps: M, tuple: &Tuple<Words<M>>) -> bool {
     let (Some(node), Some(config)) = (maps.node(), maps.config()) else { return false };
     node.has_ipsec_policy(&tuple.src, &tuple.dst)
-        || node.routes_by_mark != 0
-            && config.is_snat_port(tuple.src_port)
-            && is_source(node, &tuple.src)
+        || node.routes_by_mark != 0 && config.is_snat_port(tuple.src_port) && is_source(node, &tuple.src)
 }
 
 /// Whether packets that are forwarded with SNAT may have this source address.
@@ -132,13 +130,13 @@ const fn without_group(macs: [u32; 3]) -> u32 {
 
 /// Jiffies after which an early hook leaves a packet to the next hook, which sends it by the kernel's neighbour code:
 /// 0.25 s to 2.5 s.
-const PROBE: u32 = 250;
+const PROBE: i32 = 250;
 
 /// Whether the kernel has to see a packet of this entry: an early hook sends to the MAC address from its last lookup, and
-/// the kernel does not probe a stale next hop to which it never sends.
+/// the kernel does not probe a stale next hop to which it never sends. The time is odd: it may be one jiffy ahead.
 #[inline(always)]
 fn is_probe_due(probed: u32, now: u32) -> bool {
-    probed != 0 && now.wrapping_sub(probed) > PROBE
+    probed != 0 && now.wrapping_sub(probed).cast_signed() > PROBE
 }
 
 /// An Ethernet header without tags. Packed: it is 14 bytes long.

@@ -56,8 +56,16 @@ pub(in crate::cli) fn matches(filter: &ServiceFilter, id: u32, name: &NameRow, s
 
 /// Returns the error that no Service port is selected, with similar names that are programmed.
 pub(in crate::cli) fn not_found(filter: &ServiceFilter, snapshot: &Snapshot) -> SelectorError {
-    let ports = snapshot.names.values().filter(|row| filter.is_of(&row.namespace, &row.name));
-    let ports: BTreeSet<String> = ports.map(ToString::to_string).collect();
+    let ports = snapshot.names.iter().filter(|(_, row)| filter.is_of(&row.namespace, &row.name));
+    // An unnamed port is shown by its number; node ports are above it.
+    let number = |id: u32| {
+        let frontends = snapshot.frontends.iter().filter(|frontend| frontend.service == id);
+        frontends.map(|frontend| frontend.port).min().map(|port| format!(":{port}")).unwrap_or_default()
+    };
+    let shown = |(id, row): (&u32, &NameRow)| {
+        if row.port.is_empty() { format!("{row}{}", number(*id)) } else { row.to_string() }
+    };
+    let ports: BTreeSet<String> = ports.map(shown).collect();
     // If the Service exists, only the name of its port is wrong.
     let near = if filter.has_port() && !ports.is_empty() {
         did_you_mean(&ports.into_iter().collect::<Vec<_>>())

@@ -130,10 +130,7 @@ fn unreachable_route<F: Net>(shape: Shape) {
     assert_eq!((maps.count_of(Reason::Unreachable), maps.count_of(Reason::NoRoute)), (3, 0));
 }
 
-families!(
-    client_learns_that_the_endpoint_has_no_route = unreachable_route(SYN),
-    unreachable_route(UDP)
-);
+families!(client_learns_that_the_endpoint_has_no_route = unreachable_route(SYN), unreachable_route(UDP));
 
 /// The kernel resolves the next hop for the first packets, and says that it does not answer.
 fn dead_next_hop<F: Net>() {

@@ -306,7 +306,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             some if some == count => String::new(),
             some => format!(" for {some} of {} (see SOURCE)", plural(count, "endpoint")),
         };
-        if nodes > 0 && self.rules.node.source == A::ZERO {
+        if nodes > 0 && self.rules.node.source == A::ZERO && self.rules.node.source_count == 0 {
             self.step("source address", "SNAT is needed, but this node has no address of this family");
             if nodes == count {
                 return self.end(PathOutcome::Refused(Reason::NoRoute));
@@ -352,9 +352,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// other nodes may be behind a device with its own address.
     fn snat_addresses(&self, elsewhere: bool) -> (String, &'static str) {
         let node = &self.rules.node;
-        let of_devices = if elsewhere { node.source_count as usize } else { 0 };
-        let addrs =
-            std::iter::once(node.source).chain(node.sources.iter().take(of_devices).map(|one| one.addr));
+        let own = Some(node.source).filter(|source| *source != A::ZERO);
+        let of_devices = if elsewhere || own.is_none() { node.source_count as usize } else { 0 };
+        let addrs = own.into_iter().chain(node.sources.iter().take(of_devices).map(|one| one.addr));
         let names: Vec<_> = addrs.map(|addr| Into::<IpAddr>::into(addr).to_string()).collect();
         (names.join(" or "), if of_devices > 0 { " (the route to the endpoint decides)" } else { "" })
     }

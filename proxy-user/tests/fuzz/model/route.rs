@@ -49,7 +49,8 @@ pub fn unreachable(to: IpAddr, node: IpAddr, seen: &Seen) -> Option<u8> {
         IpAddr::V4(node) => (node.octets().to_vec(), [*seen.packet.get(ETHERNET + 9)?, 3]),
         IpAddr::V6(node) => (node.octets().to_vec(), [*seen.packet.get(ETHERNET + 6)?, 1]),
     };
-    let (at, end) = if node.is_ipv4() { (ETHERNET + 12, ETHERNET + 20) } else { (ETHERNET + 8, ETHERNET + 40) };
+    let (at, end) =
+        if node.is_ipv4() { (ETHERNET + 12, ETHERNET + 20) } else { (ETHERNET + 8, ETHERNET + 40) };
     let is_from_node = seen.packet.get(at..at + source.len()) == Some(&source[..]);
     let is_icmp = kind[0] == if node.is_ipv4() { 1 } else { 58 };
     let [found, code] = seen.packet.get(end..end + 2)?.try_into().ok()?;

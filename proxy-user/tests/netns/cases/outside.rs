@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use proxy_common::reason::Reason;
+use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
@@ -10,7 +12,7 @@ use super::{Case, client_ip, ensure_sees_orig_dst, is_snat_port, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::peer::{Attempt, SocketKind};
 use proxy_testbed::Family;
-use proxy_testbed::manifest::cluster_ip;
+use proxy_testbed::manifest::{cluster_ip, pod_ip};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 /// [`SMALL`], with the range of Service addresses.
@@ -23,6 +25,7 @@ const RANGES: &[&str] = &[
 
 pub const CASES: &[Case] = &[
     Case { name: "outside::a_node_port_leads_to_another_node", wish: WISH, run: remote },
+    Case { name: "outside::unreachable_endpoint_is_reported", wish: WISH, run: unreachable },
     Case { name: "outside::an_endpoint_here_sees_the_client", wish: WISH, run: local },
     Case { name: "outside::policy_local", wish: WISH, run: policy_local },
     Case { name: "outside::load_balancer_and_external_addresses", wish: WISH, run: addresses },
@@ -66,6 +69,45 @@ fn remote(fixture: &Fixture) -> Result<()> {
             reach(fixture, Attempt::new(kind, node_port(family, kind)).size(1400))?;
         }
     }
+    Ok(())
+}
+
+/// The client gets the error that the kernel's own answer gives: `icmp_err_convert`, `tab_unreach`.
+fn unreachable(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
+    for family in Family::BOTH {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
+            let attempt = Attempt::new(kind, node_port(family, kind));
+            eventually(SOON, || reach(fixture, attempt).map(drop))?;
+        }
+    }
+    for family in Family::BOTH {
+        let (no_route, prohibited) = match family {
+            Family::V4 => (libc::EHOSTUNREACH, libc::EHOSTUNREACH),
+            Family::V6 => (libc::ENETUNREACH, libc::EACCES),
+        };
+        let next_hop = if family == Family::V4 { "via 10.98.0.77 dev c0" } else { "via fd98::77 dev c0" };
+        let pod = pod_ip(family, 0);
+        // The kernel does not answer a datagram to a next hop that is not there, since a program has sent it.
+        let both = &[SocketKind::Tcp, SocketKind::Udp][..];
+        for (kind, route, errno, sockets) in [
+            ("unreachable", "", no_route, both),
+            ("prohibit", "", prohibited, both),
+            ("", next_hop, libc::EHOSTUNREACH, &both[..1]),
+        ] {
+            fixture.node.ip(&format!("route add {kind} {pod} {route}\n"))?;
+            for socket in sockets {
+                let attempt = Attempt::new(*socket, node_port(family, *socket));
+                fixture.client.fails(attempt, errno).with_context(|| format!("{kind} {pod} {route}"))?;
+            }
+            fixture.node.ip(&format!("route del {kind} {pod} {route}\n"))?;
+        }
+        let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp));
+        eventually(SOON, || reach(fixture, attempt).map(drop))?;
+    }
+    let reasons = View::open(&fixture.bpffs())?.reasons()?;
+    ensure!(reasons.get(&Reason::Unreachable).is_some_and(|count| *count >= 10), "{reasons:?}");
     Ok(())
 }
 
