@@ -537,6 +537,7 @@ fn node(source: [u8; 4]) -> Write {
         service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
         sources: vec![(7, [192, 0, 2, 9].into())],
         ipsec: vec![("192.0.2.1/32".parse().unwrap(), "10.244.0.0/16".parse().unwrap())],
+        routes_by_mark: false,
     })))
 }
 

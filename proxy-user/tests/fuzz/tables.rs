@@ -122,6 +122,7 @@ fn row<A, N>(scenario: &Scenario, source: Option<A>, pods: N, range: N) -> NodeF
         service_cidrs: scenario.knows_range.then_some(range).into_iter().collect(),
         sources: Vec::new(),
         ipsec: Vec::new(),
+        routes_by_mark: false,
     }
 }
 
