@@ -165,6 +165,14 @@ impl fmt::Display for ServiceFilter {
     }
 }
 
+/// Returns the Services with these labels, as namespace and name; an error if there are none.
+pub fn with_labels(
+    labels: &str,
+    services: BTreeSet<(String, String)>,
+) -> Result<BTreeSet<(String, String)>, SelectorError> {
+    if services.is_empty() { Err(SelectorError::NoLabels(labels.to_owned())) } else { Ok(services) }
+}
+
 /// Which Service ports a command is about.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceSelector {
@@ -182,13 +190,10 @@ impl ServiceSelector {
         let SelectorArgs { namespace: flags, selector, api, services } = args;
         let services =
             services.iter().map(|text| ServiceFilter::parse(text, flags)).collect::<Result<_, _>>()?;
-        let labelled = selector.as_deref().map(|selector| ask(api, selector)).transpose();
-        let labelled = labelled.map_err(SelectorError::Labels)?;
-        if let Some(selector) = selector
-            && labelled.as_ref().is_some_and(BTreeSet::is_empty)
-        {
-            return Err(SelectorError::NoLabels(selector.clone()));
-        }
+        let labelled = selector
+            .as_deref()
+            .map(|selector| with_labels(selector, ask(api, selector).map_err(SelectorError::Labels)?));
+        let labelled = labelled.transpose()?;
         Ok(Self { namespace: flags.namespace.clone().filter(|_| !flags.all_namespaces), labelled, services })
     }
 
@@ -216,5 +221,18 @@ impl ServiceSelector {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_no_service_are_an_error() {
+        let error = with_labels("app=x", BTreeSet::new()).unwrap_err();
+        assert_eq!(error.to_string(), "no Service has the labels app=x");
+        let one = BTreeSet::from([("default".to_owned(), "web".to_owned())]);
+        assert_eq!(with_labels("app=x", one.clone()).unwrap(), one);
     }
 }

@@ -117,7 +117,7 @@ reasons! {
     /// Every source port for packets to this backend is in use (SNAT).
     SnatPortsExhausted = 13, "snat_ports_exhausted", Drop,
         "Extend --snat-ports, or schedule a pod of the Service on this node.";
-    /// The node has no address to forward the packet to its backend or client, or its route is of type blackhole.
+    /// The node has no address to forward the packet to its backend or client, its route is of type blackhole, or an encapsulated packet has no route.
     NoRoute = 14, "no_route", Drop,
         "Check the node's InternalIP, and its route to the endpoint.";
     /// The packet's time to live (hop limit) has expired; the client gets an ICMP error, unless the packet is one.
@@ -190,9 +190,9 @@ reasons! {
     /// More connections to other nodes (DSR) began on a CPU than --dsr-flow-rate allows: the packet was sent to the endpoint that the Maglev table selects, without an entry in the flow table. So is a TCP reset or FIN without an entry.
     FlowBypassed = 37, "flow_bypassed", Pass,
         "No action needed: the connection works. If the count grows, find out whether a flood of new connections is an attack; if it is not, raise --dsr-flow-rate.";
-    /// The node has no route to the packet's backend or client, its route is of type unreachable or prohibit, or its next hop does not answer; the sender gets an ICMP error.
+    /// The node has no route to the packet's backend or client, or its route is of type unreachable or prohibit; the sender gets an ICMP error.
     Unreachable = 38, "unreachable", Reject,
-        "Check the node's route to the endpoint (`ip route get`), and whether the endpoint's node is up (`ip neigh`).";
+        "Check the node's route to the endpoint (`ip route get`), and whether the endpoint's node is up.";
 }
 
 impl Reason {

@@ -137,7 +137,7 @@ macro_rules! stage_calls {
             fn repair_reply_key(ctx: &PacketCtx<$words>) -> () = stage::established::repair_reply_key;
             fn snat_reply(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::established::snat_reply;
             fn reply(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::established::reply;
-            fn refused(frame: $frame, ctx: &mut PacketCtx<$words>) -> bool = stage::eject::handle_refusal;
+            fn refused(frame: $frame, ctx: &mut PacketCtx<$words>, by_route: bool) -> bool = stage::eject::handle_refusal;
             fn direct(frame: $frame, ctx: &mut PacketCtx<$words>, case: DirectCase) -> StepCode = stage::direct::direct;
             fn new_flow(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::new_flow::new_flow;
             fn open_flow(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::open_flow::open_flow;

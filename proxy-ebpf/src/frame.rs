@@ -83,7 +83,7 @@ impl Fib {
 }
 
 /// The codes of "destination unreachable" of a family (RFC 792 and RFC 1812, 5.2.7.1; RFC 4443, 3.1), as the kernel chooses
-/// them (`ip_error`, `ip6_pkt_drop`, `arp_error_report`).
+/// them (`ip_error`, `ip6_pkt_drop`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreachable {
     /// There is no route.
@@ -92,17 +92,15 @@ pub struct Unreachable {
     pub by_route: u32,
     /// The route is of type `prohibit`.
     pub prohibited: u32,
-    /// The next hop does not answer.
-    pub no_neighbour: u32,
 }
 
 impl Unreachable {
     /// Returns the codes of the family with addresses of type `A`.
     pub const fn of<A>() -> Self {
         if size_of::<A>() > size_of::<u32>() {
-            Self { no_route: 0, by_route: 0, prohibited: 1, no_neighbour: 3 }
+            Self { no_route: 0, by_route: 0, prohibited: 1 }
         } else {
-            Self { no_route: 0, by_route: 1, prohibited: 13, no_neighbour: 1 }
+            Self { no_route: 0, by_route: 1, prohibited: 13 }
         }
     }
 }

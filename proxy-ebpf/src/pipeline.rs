@@ -150,7 +150,11 @@ where
             // This stage, and others that no stage follows, do not continue the loop: each further turn costs the verifier as
             // much as the first.
             Step::Translate => return finish_code::<M, F>(maps, maps.translate(frame, ctx)),
-            Step::Refused | Step::RefusedByIcmp if maps.refused(frame, ctx) => Step::Drop.into(),
+            Step::Refused | Step::RefusedByIcmp | Step::Unreachable
+                if maps.refused(frame, ctx, step == Step::Unreachable) =>
+            {
+                Step::Drop.into()
+            }
             Step::RefusedByIcmp => Step::Icmp.into(),
             Step::Refused if is_incoming => Step::SnatReply.into(),
             Step::Refused => {

@@ -11,7 +11,7 @@ use super::cluster::Cluster;
 use super::error::KubectlError;
 use crate::args::list::{NamespaceArgs, SelectorArgs};
 use crate::question::DestinationArg;
-use crate::selector::{ServiceFilter, ServiceSelector};
+use crate::selector::{ServiceFilter, ServiceSelector, with_labels};
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_watch::api::pod::{Pod, pods};
 
@@ -128,7 +128,8 @@ pub(super) async fn selector(
     let (all, labelled) = (Api::<Service>::all(cluster.client.clone()), ListParams::default().labels(labels));
     let all = cluster.request("list Services", all.list(&labelled)).await?.items.into_iter();
     let name = |service: Service| Some((service.metadata.namespace?, service.metadata.name?));
-    Ok(ServiceSelector { namespace, labelled: Some(all.filter_map(name).collect()), services })
+    let labelled = with_labels(labels, all.filter_map(name).collect())?;
+    Ok(ServiceSelector { namespace, labelled: Some(labelled), services })
 }
 
 fn missing(kind: &str, namespace: &str, name: &str, known: &[String]) -> KubectlError {

@@ -226,11 +226,11 @@ fn service_list_shows_selected_services_in_each_format() {
     assert_eq!(listed(&["-A", "web", "-o", "name"]).0, "default/web:http\n");
     let (yaml, _) = listed(&["default/new", "-o", "yaml"]);
     assert!(yaml.contains("service: default/new\n") && !yaml.contains("web"), "{yaml}");
+    assert_eq!(listed(&["-l", "app=x"]), ("No Services are programmed.\n".to_owned(), true));
     for (words, error) in [
         (&["default/wbe"] as &[&str], "no Service port default/wbe is programmed; did you mean default/web?"),
         (&["default/web:443"], "no Service port default/web:443 is programmed; did you mean default/web?"),
         (&["web"], "no Service port shop/web is programmed; did you mean default/web?"),
-        (&["-l", "app=x"], "no Service has the labels app=x"),
         (&["-n", "defualt"], "no Service of the namespace defualt is programmed; did you mean default?"),
     ] {
         let (text, well) = listed(words);

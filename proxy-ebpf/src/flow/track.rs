@@ -320,14 +320,6 @@ impl<M: FlowTable> Tracked<M> {
         time.now.wrapping_sub(self.entry.last_seen().load()).cast_signed() > time.config.hz.cast_signed()
     }
 
-    /// Whether the backend has not answered for two seconds: the kernel gives up a next hop after three, and the client sends its SYN
-    /// again after one and three.
-    #[inline(always)]
-    pub fn is_unanswered(&self, time: Time) -> bool {
-        self.bits() & SEEN_REPLY == 0
-            && time.now.wrapping_sub(self.entry.created()).cast_signed() > 2 * time.config.hz.cast_signed()
-    }
-
     /// Whether the reply key is missing from the index. Checked only after a pause of a second, because a check for each
     /// packet would cost a second lookup.
     #[inline(always)]

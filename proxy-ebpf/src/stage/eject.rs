@@ -87,21 +87,28 @@ fn note_failure<M: FlowTable + Counters>(
     }
 }
 
-/// Handles a backend's refusal of the connection whose reply key is in `ctx`: a RST, or without its flag an ICMP error.
+/// Handles a backend's refusal of the connection whose reply key is in `ctx`: a RST, or without its flag an ICMP error; or, with
+/// `by_route`, the lack of a route for the connection whose forward key is in `ctx`, which this node would report.
 /// Returns whether the refusal is to be dropped; it is then counted. Otherwise the flow is no longer watched. A refusal that another pod
 /// may have forged shows nothing.
 #[inline(always)]
-pub fn handle_refusal<M: NewFlows<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> bool {
+pub fn handle_refusal<M: NewFlows<F>, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    by_route: bool,
+) -> bool {
     let Some(time) = maps.time() else { return false };
     let (key, tcp_flags) = (ctx.packet.key, ctx.packet.tcp_flags);
-    let Some(flow) = track::find_called(maps, &FlowKey { direction: DIRECTION_REPLY, ..key }) else {
+    let direction = if by_route { DIRECTION_FORWARD } else { DIRECTION_REPLY };
+    let Some(flow) = track::find_called(maps, &FlowKey { direction, ..key }) else {
         return false;
     };
     if !is_watched(flow.bits()) {
         return false;
     }
     // The kernel drops it only if it checks sources (`rp_filter`).
-    if maps.is_of_another_device(frame, ctx, false) {
+    if !by_route && maps.is_of_another_device(frame, ctx, false) {
         flow.change_bits(|bits| bits & !STATE_WATCH);
         return false;
     }

@@ -19,7 +19,7 @@ use super::translate::{self, Hop, Rewrite};
 use crate::context::{MAX_HOPS, NO_HASH, Packet, PacketCtx, Tuple, encapsulated};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::track::{self, Tracked, is_syn};
-use crate::frame::{Fib, Frame, Route, Unreachable};
+use crate::frame::{Fib, Frame, Route};
 use crate::header::same;
 use crate::net::{tcp as tcp_header, udp};
 use crate::report;
@@ -112,10 +112,7 @@ where
     // test for it would cost each packet a branch.
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
-        Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => {
-            let waits = !F::EARLY && is_syn(ctx.packet.tcp_flags) && flow.is_unanswered(time);
-            forward_to(maps, frame, ctx, &to, waits)
-        }
+        Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
         Some(to) if is_encapsulated(flow.bits()) => encapsulate(ctx, flow.bits(), &to),
         Some(to) => {
             let step = deliver::<F, M::Family>(frame, ctx, &to);
@@ -292,7 +289,7 @@ pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
     }
     let Some(mut to) = flow.to_client() else { return Step::NewFlow };
     if F::EARLY || flow.bits() & STATE_LOCAL == 0 {
-        forward_to(maps, frame, ctx, &to, false)
+        forward_to(maps, frame, ctx, &to)
     } else {
         deliver_local(maps, frame, ctx, &mut to)
     }
@@ -341,15 +338,9 @@ fn can_forward<M: Routing<F>, F: Frame>(
 }
 
 /// Rewrites a packet that this node forwards. The route is looked up before the rewrite, so that a "too big" error quotes
-/// the packet as the client sent it. `waits`: if the kernel has still to resolve the next hop, it does not answer.
+/// the packet as the client sent it.
 #[inline(always)]
-fn forward_to<M, F>(
-    maps: M,
-    frame: F,
-    ctx: &mut PacketCtx<Words<M>>,
-    to: &Tuple<Words<M>>,
-    waits: bool,
-) -> Step
+fn forward_to<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Step
 where
     M: Routing<F>,
     F: Frame,
@@ -359,10 +350,6 @@ where
     if found == Fib::TooBig && may_be_cut::<F, Words<M>>(frame) {
         ctx.route = Route::BY_STACK;
         found = Fib::Found;
-    }
-    if waits && found == Fib::Found && ctx.route.resolved == 0 && !ctx.route.is_by_stack() {
-        ctx.route.mtu = Unreachable::of::<Words<M>>().no_neighbour;
-        found = Fib::Unreachable;
     }
     match found {
         Fib::Found => match translate::rewrite::<F, M::Family>(frame, &ctx.packet, to, Hop::Decrement) {

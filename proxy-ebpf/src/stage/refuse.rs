@@ -64,7 +64,7 @@ pub enum Refusal {
     TooBig,
     /// The packet's time to live has expired.
     TimeExceeded,
-    /// The packet has no route, or its next hop does not answer.
+    /// The packet has no route.
     Unreachable,
 }
 
@@ -98,7 +98,9 @@ where
         return Step::DropFor(Reason::RejectLimited);
     }
     // A router answers with its own address (RFC 1812, 4.3.2.4).
-    let is_routers = matches!(refusal, Refusal::TimeExceeded | Refusal::Unreachable);
+    // A process of the node gets the answer on the uplink, where the kernel drops packets from its own address.
+    let is_routers =
+        matches!(refusal, Refusal::TimeExceeded | Refusal::Unreachable) && !frame.is_local_origin();
     let source = if is_routers { maps.node().map(|node| &node.source) } else { None };
     let by_stack = maps.has_ipsec_policy(&ctx.packet.back());
     match answer::<F, M::Family>(frame, ctx, message, source, by_stack) {

@@ -222,8 +222,7 @@ fn encapsulate_in<M: FlowTable + Counters + Routing<F, Family: Outer>, F: Frame,
             ctx.route.mtu = ctx.route.mtu.saturating_sub(O::LENGTH);
             return Step::TooBig;
         }
-        Fib::NoRoute => return Step::DropFor(Reason::NoRoute),
-        Fib::Unreachable => return Step::Unreachable,
+        Fib::NoRoute | Fib::Unreachable => return Step::DropFor(Reason::NoRoute),
     }
     let at = frame.link_header() as u32 + if F::EARLY { O::LENGTH } else { 0 };
     match <M::Family as Rewrite>::decrement_ttl(frame, at) {

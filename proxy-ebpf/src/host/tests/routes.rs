@@ -132,31 +132,6 @@ fn unreachable_route<F: Net>(shape: Shape) {
 
 families!(client_learns_that_the_endpoint_has_no_route = unreachable_route(SYN), unreachable_route(UDP));
 
-/// The kernel resolves the next hop for the first packets, and says that it does not answer.
-fn dead_next_hop<F: Net>() {
-    let maps = maps::<F>(0);
-    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
-    let unresolved = Some(Route { resolved: 0, ..route() });
-    let send = |seconds: u32| {
-        maps.advance(seconds * HZ);
-        let request = packet::<F>(client, frontend, SYN);
-        run_edited(Hook::Ingress, maps, UPLINK, &request, |skb| skb.routes.set_default(unresolved))
-    };
-    for seconds in [0, 1] {
-        assert!(matches!(send(seconds).1.redirect, Some(Redirect::Neighbour(_))), "after {seconds} s");
-    }
-    let (verdict, skb) = send(2);
-    assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
-    let code = Unreachable::of::<F::Words>().no_neighbour;
-    assert_eq!(ip(&skb), unreachable::<F>(code, &ip_packet::<F>(client, frontend, SYN)));
-    // It answers after all.
-    let source = (node::<F>(), live(maps)[0].source_port);
-    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, SYN_ACK));
-    assert!(matches!(send(3).1.redirect, Some(Redirect::Neighbour(_))));
-}
-
-families!(client_learns_that_the_next_hop_does_not_answer = dead_next_hop());
-
 /// The stack routes what is forwarded with SNAT, by a mark of netfilter's. Answers to the client have no mark.
 fn routes_by_mark<F: Net>() {
     let maps = maps::<F>(0);
