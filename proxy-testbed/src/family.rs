@@ -35,7 +35,7 @@ impl Family {
         SocketAddr::new(self.addr(96, host), port)
     }
 
-    /// Returns the address that stands for any, as in a call of bind().
+    /// Returns the address that stands for any, as in a call of `bind`.
     pub const fn unspecified(self) -> IpAddr {
         match self {
             Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

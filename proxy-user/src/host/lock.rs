@@ -1,5 +1,5 @@
-//! Locks between processes, which may be in different containers, on files that only root can open: whoever can open a file can
-//! lock it. For other objects: [`super::netfilter::lock`].
+//! Locks between processes, which may be in different containers, on files that only root can open: a process that can open a
+//! file can lock it. For other objects: [`super::netfilter::lock`].
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -106,32 +106,29 @@ fn a_refused_connection<F: Net>() {
 families!(a_refused_connection_moves_to_another_endpoint = a_refused_connection());
 
 fn endpoint_without_route<F: Net>() {
-    let maps = maps::<F>(0);
-    let (addr, port) = second::<F>();
-    let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags: 0 };
-    maps.set_backend(SECOND, row);
-    maps.set_slots(30, &[7, SECOND]);
-    set(maps, service(2));
-    works(maps, 7);
-    let refuses = Some(Route::default());
-    let send = |client| {
-        run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend::<F>(), SYN), |skb| {
-            skb.routes.add::<F::Words>(&backend::<F>().0, route());
-            skb.routes.set_default(refuses);
-        })
-    };
     let mut dropped = 0;
-    for client in clients::<F>() {
-        let (first, _) = send(client);
-        maps.advance(HZ);
-        dropped += u64::from(first == DROP);
-        assert_eq!(send(client).0, REDIRECT, "the retransmitted SYN has the other endpoint");
+    for client in clients::<F>().take(16) {
+        let maps = maps::<F>(0);
+        let (addr, port) = second::<F>();
+        let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags: 0 };
+        maps.set_backend(SECOND, row);
+        maps.set_slots(30, &[7, SECOND]);
+        set(maps, service(2));
+        works(maps, 7);
+        let send = || {
+            run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend::<F>(), SYN), |skb| {
+                skb.routes.add::<F::Words>(&backend::<F>().0, route());
+                skb.routes.set_default(Some(Route::default()));
+            })
+        };
+        if send().0 == DROP {
+            dropped += 1;
+            maps.advance(HZ);
+            assert_eq!(send().0, REDIRECT, "the retransmitted SYN has the other endpoint");
+        }
+        assert_eq!(maps.count_of(Reason::Unreachable), 0);
     }
     assert!(dropped > 0);
-    assert_eq!(
-        (maps.refusals_of(1, Reason::RefusalDropped), maps.count_of(Reason::Unreachable)),
-        (dropped, 0)
-    );
 }
 
 families!(syn_to_an_endpoint_without_route_moves_to_another_endpoint = endpoint_without_route());

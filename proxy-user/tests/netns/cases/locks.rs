@@ -21,7 +21,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Flags of `setpriv` for a user without capabilities, and for root without capabilities.
-const NOBODY: &[&str] = &["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+const USER: &[&str] = &["--reuid", "65534", "--regid", "65534", "--clear-groups"];
 const ROOT: &[&str] = &[];
 const NOTHING: &[&str] = &["--inh-caps=-all", "--bounding-set=-all"];
 
@@ -52,14 +52,13 @@ fn unprivileged(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
     let id = std::os::unix::fs::MetadataExt::ino(&fixture.cgroup().metadata()?);
     let names = ["ballast-devices".to_owned(), format!("ballast-cgroup-{id}")];
-    for (user, name) in [NOBODY, ROOT].into_iter().flat_map(|user| names.each_ref().map(|name| (user, name)))
-    {
+    for (user, name) in [USER, ROOT].into_iter().flat_map(|user| names.each_ref().map(|name| (user, name))) {
         let mut table = fixture.node.command("setpriv");
         table.args(user).args(NOTHING).args(["nft", "add", "table", "ip", name]).stderr(Stdio::null());
         ensure!(!table.status()?.success(), "{user:?} has created {name}");
     }
     let _held =
-        [flock(fixture, NOBODY, Path::new("/proc/self/ns/net"))?, flock(fixture, NOBODY, fixture.cgroup())?];
+        [flock(fixture, USER, Path::new("/proc/self/ns/net"))?, flock(fixture, USER, fixture.cgroup())?];
     fixture.begin()?;
     let (_space, late) = fixture.add_client()?;
     for family in Family::BOTH {
