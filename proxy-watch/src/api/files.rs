@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn token_of_a_service_account_with_a_line_break_is_followed() {
+    fn service_account_token_with_newline_is_followed() {
         let folder = tempfile::tempdir().unwrap();
         let of = |token| {
             std::fs::write(folder.path().join("token"), token).unwrap();

@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
-    fn a_lock_excludes_others_of_its_name_and_namespace_until_it_is_dropped() {
+    fn held_lock_excludes_another_holder() {
         isolated(|| {
             let held = lock("one");
             assert!(held.as_ref().is_some_and(|lock| lock.0.is_some()));
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
-    fn a_lock_ends_when_dropped_also_while_a_child_has_its_socket() {
+    fn dropped_lock_with_duplicated_socket_is_released() {
         isolated(|| {
             let held = lock("one").unwrap();
             let (socket, _) = held.0.as_ref().unwrap();
@@ -94,7 +94,7 @@ mod tests {
         isolated(|| {
             transact(&[(new_table(IPV4, "one"), CREATE)]).unwrap();
             assert!(!is_held("one"));
-            assert!(lock("one").is_some_and(|lock| lock.0.is_none()), "the agent goes on");
+            assert!(lock("one").is_some_and(|lock| lock.0.is_none()), "the agent starts without the lock");
         });
     }
 }

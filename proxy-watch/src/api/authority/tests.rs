@@ -81,7 +81,7 @@ fn certificate_of_the_server_in_the_ca_file_is_trusted() {
 }
 
 #[test]
-fn certificate_of_the_server_in_the_ca_file_needs_its_dates_and_purpose() {
+fn pinned_certificate_with_wrong_date_or_purpose_is_refused() {
     let (_, unknown) = issuer();
     let expired = |params: &mut CertificateParams| params.not_after = rcgen::date_time_ymd(2020, 1, 1);
     let future = |params: &mut CertificateParams| params.not_before = rcgen::date_time_ymd(4000, 1, 1);
@@ -103,7 +103,7 @@ fn certificate_of_the_server_in_the_ca_file_needs_its_dates_and_purpose() {
 }
 
 #[test]
-fn undecodable_certificate_is_skipped_while_another_is_usable() {
+fn undecodable_certificate_is_skipped() {
     let (ca, _) = issuer();
     let mut config = config(&[&ca]);
     let usable = config.root_cert.clone();

@@ -220,7 +220,7 @@ async fn token_file_with_line_break_is_trimmed_and_followed() {
 }
 
 #[tokio::test]
-async fn new_token_that_is_no_header_leaves_the_previous_one_in_use() {
+async fn invalid_new_token_keeps_the_previous_one() {
     let (mut connection, folder, _) = with_token_file(serve_token("first\r\n").await, "first").await;
     let path = folder.path().join("kubeconfig");
     let text = std::fs::read_to_string(&path).unwrap();
