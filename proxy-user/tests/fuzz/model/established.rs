@@ -13,7 +13,7 @@ use super::tunnel::Came;
 use super::{Met, Model, Must};
 use crate::forge::ETHERNET;
 use crate::scenario::{Location, address};
-use crate::target::{Device, Outcome};
+use crate::target::{Device, Hook, Outcome};
 
 impl Model {
     /// Processes a client's packet of a known flow, which goes to the flow's endpoint.
@@ -54,7 +54,13 @@ impl Model {
 
     /// Forwards a packet with another source and destination.
     fn forward(&mut self, met: &Met<'_>, segment: &Segment, src: SocketAddr, dst: SocketAddr) -> Must {
-        let node = address(segment.src.is_ipv6(), Location::Node);
+        // The node's own packets are answered under the address that they were sent to.
+        let is_local_origin = met.hook == Hook::Egress && met.context.is_local_origin;
+        let node = if is_local_origin {
+            segment.dst.ip()
+        } else {
+            address(segment.src.is_ipv6(), Location::Node)
+        };
         if let Some(code) = unreachable(dst.ip(), node, met.seen) {
             self.count(Reason::Unreachable, 0);
             return Must::Leave(answer(met.input, segment, Message::Unreachable(node, code)));
