@@ -56,11 +56,8 @@ impl Model {
     fn forward(&mut self, met: &Met<'_>, segment: &Segment, src: SocketAddr, dst: SocketAddr) -> Must {
         // The node's own packets are answered under the address that they were sent to.
         let is_local_origin = met.hook == Hook::Egress && met.context.is_local_origin;
-        let node = if is_local_origin {
-            segment.dst.ip()
-        } else {
-            address(segment.src.is_ipv6(), Location::Node)
-        };
+        let node =
+            if is_local_origin { segment.dst.ip() } else { address(segment.src.is_ipv6(), Location::Node) };
         if let Some(code) = unreachable(dst.ip(), node, met.seen) {
             self.count(Reason::Unreachable, 0);
             return Must::Leave(answer(met.input, segment, Message::Unreachable(node, code)));
