@@ -20,6 +20,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_core::model::{EndpointSlice, Event, Listing, NodeView, Service};
 
 use super::debounce::{Touch, debounce, touches};
@@ -50,15 +51,15 @@ pub enum Role {
 /// Runs until the receiver is dropped, whatever happens to the folder. Sends nothing until the folder could be read for the
 /// first time, so that nothing counts as deleted. `problems` gets what cannot be read now, in sentences.
 pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>, problems: watch::Sender<Vec<String>>) {
-    let mut folder = Folder::new(dir);
-    let mut watch = Watch::new();
-    let mut was_sent = false;
-    // A folder without Nodes does not mean that the cluster has none.
-    let mut has_nodes = false;
     let (is_alone, mut begun) = match role {
         Role::Alone => (true, None),
         Role::BesideApiServer { begun } => (false, Some(begun)),
     };
+    let mut folder = Folder::new(dir, is_alone);
+    let mut watch = Watch::new();
+    let mut was_sent = false;
+    // A folder without Nodes does not mean that the cluster has none.
+    let mut has_nodes = false;
     loop {
         // Watch the folder before reading it, so that no change is missed between the two.
         watch.renew(&folder.dir);
@@ -160,8 +161,10 @@ struct Folder {
     /// Whether the folder could be read at least once.
     is_readable: bool,
     failure: Option<String>,
-    /// Objects that are not used because an earlier one has the same name, in sentences.
-    repeated: Vec<String>,
+    /// Whether all Services come from the folder.
+    is_alone: bool,
+    /// Objects that are not used, in sentences: an earlier one has the same name, or no file has their Service.
+    unused: Vec<String>,
 }
 
 #[derive(Default)]
@@ -172,8 +175,8 @@ struct File {
 }
 
 impl Folder {
-    fn new(dir: PathBuf) -> Self {
-        Self { dir, files: BTreeMap::new(), is_readable: false, failure: None, repeated: Vec::new() }
+    fn new(dir: PathBuf, is_alone: bool) -> Self {
+        Self { dir, files: BTreeMap::new(), is_readable: false, failure: None, is_alone, unused: Vec::new() }
     }
 
     /// Reads the folder. Returns whether its objects may have changed.
@@ -205,11 +208,14 @@ impl Folder {
             }
         }
         if is_changed {
-            let now = self.find_repeated();
-            for problem in now.iter().filter(|problem| !self.repeated.contains(problem)) {
+            let mut now = self.find_repeated();
+            if self.is_alone {
+                now.extend(self.find_without_service());
+            }
+            for problem in now.iter().filter(|problem| !self.unused.contains(problem)) {
                 warn!("{problem}");
             }
-            self.repeated = now;
+            self.unused = now;
         }
         (self, is_changed)
     }
@@ -237,6 +243,29 @@ impl Folder {
         found
     }
 
+    fn find_without_service(&self) -> Vec<String> {
+        let services = self.files.values().flat_map(|file| &file.objects.services);
+        let services: BTreeSet<String> = services.map(|service| service.name.to_string()).collect();
+        let slices = self
+            .files
+            .iter()
+            .flat_map(|(file, content)| content.objects.slices.iter().map(move |slice| (file, slice)));
+        slices
+            .filter_map(|(file, slice)| {
+                let service = slice.service.to_string();
+                (!services.contains(&service)).then(|| {
+                    let near = nearest(&service, services.iter().map(String::as_str));
+                    format!(
+                        "{}: EndpointSlice {} is ignored, because no file has the Service {service}{}",
+                        self.dir.join(file).display(),
+                        slice.name,
+                        did_you_mean(&near),
+                    )
+                })
+            })
+            .collect()
+    }
+
     /// Returns what cannot be read now, in sentences.
     fn problems(&self) -> Vec<String> {
         let of_folder = self.failure.iter().map(|error| {
@@ -251,7 +280,7 @@ impl Folder {
             let path = self.dir.join(name);
             Some(format!("{} is not used: {error}; {}", path.display(), stays(file.is_used())))
         });
-        of_folder.chain(of_files).chain(self.repeated.iter().cloned()).collect()
+        of_folder.chain(of_files).chain(self.unused.iter().cloned()).collect()
     }
 
     /// Returns all objects. Of two with the same name, the one in the file that sorts first is used.

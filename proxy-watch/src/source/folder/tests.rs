@@ -107,7 +107,7 @@ fn file_that_became_empty_keeps_its_objects_and_is_a_problem() {
         let problems = folder.problems();
         (folder, used, problems)
     };
-    let (folder, used, problems) = read(Folder::new(dir.path().to_owned()), "");
+    let (folder, used, problems) = read(Folder::new(dir.path().to_owned(), true), "");
     assert_eq!((used, problems.len()), (0, 0), "it never had an object");
     let manifest = service("a", "10.96.0.1");
     let (mut folder, ..) = read(folder, &manifest);
@@ -124,6 +124,21 @@ fn file_that_became_empty_keeps_its_objects_and_is_a_problem() {
     assert_eq!((used, problems.len()), (1, 0), "as before");
     let (_, used, problems) = read(folder, "{apiVersion: v1, kind: List}");
     assert_eq!((used, problems.len()), (0, 0));
+}
+
+#[rstest::rstest]
+#[case::alone(true, &["EndpointSlice default/web-1 is ignored, because no file has the Service default/webb; did you mean default/web?"])]
+#[case::beside_an_api_server(false, &[])]
+fn slice_without_its_service_is_a_problem(#[case] is_alone: bool, #[case] expected: &[&str]) {
+    let dir = TempDir::new().unwrap();
+    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nendpoints: []\n\
+        metadata: {name: web-1, labels: {kubernetes.io/service-name: webb}}\n";
+    fs::write(dir.path().join("a.yaml"), service("web", "10.96.0.1")).unwrap();
+    fs::write(dir.path().join("b.yaml"), slice).unwrap();
+    let (folder, _) = Folder::new(dir.path().to_owned(), is_alone).read();
+    let problems = folder.problems();
+    let texts: Vec<_> = problems.iter().filter_map(|problem| Some(problem.split_once(": ")?.1)).collect();
+    assert_eq!(texts, expected);
 }
 
 #[tokio::test]
@@ -169,7 +184,7 @@ fn nothing_new_is_not_a_change() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.yaml");
     fs::write(&path, service("a", "10.96.0.1")).unwrap();
-    let (folder, is_changed) = Folder::new(dir.path().to_owned()).read();
+    let (folder, is_changed) = Folder::new(dir.path().to_owned(), true).read();
     assert!(is_changed);
     fs::write(&path, service("a", "10.96.0.1")).unwrap();
     let (folder, is_changed) = folder.read();
