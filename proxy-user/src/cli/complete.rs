@@ -23,6 +23,8 @@ use super::check::judge::CHECKS;
 /// Set by a completion script that asks for candidates.
 const VARIABLE: &str = "_BALLAST_COMPLETE";
 const PROGRAM: &str = "ballast";
+/// The values of `--log-level`; kube-proxy's numbers mean the same.
+const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 
 /// If a completion script asks, answers it and ends the process.
 pub fn answer() {
@@ -43,7 +45,9 @@ fn command() -> Command {
         .mut_subcommand("config", |one| one.mut_arg("names", |arg| arg.add(words(settings))))
         .mut_subcommand("run", |run| {
             run.mut_arg("algorithm", |arg| arg.add(words(labels(Algorithm::ALL))))
-                .mut_arg("devices", |arg| arg.add(candidates::devices()))
+                .mut_arg("proxy_mode", |arg| {
+                    arg.add(words(["ebpf", "iptables", "ipvs", "nftables"].map(str::to_owned).into()))
+                })
                 .mut_arg("tenant_annotations", |arg| arg.add(words(annotations)))
         })
         .mut_subcommand("check", |one| one.mut_arg("checks", |arg| arg.add(words(checks))));
@@ -56,7 +60,12 @@ fn with_names(command: Command) -> Command {
     let with_ports = command.get_name() != "programmed";
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
         "services" | "destination" => arg.add(candidates::services(with_ports)),
+        "gate_service" => arg.add(candidates::services(false)),
         "namespace" => arg.add(candidates::namespaces()),
+        "frontend" => arg.add(candidates::frontends()),
+        "backend" => arg.add(candidates::backends()),
+        "devices" | "uplinks" | "local_devices" | "pod_bridge_interface" => arg.add(candidates::devices()),
+        "log_level" => arg.add(words(LEVELS.map(str::to_owned).into())),
         _ => arg,
     });
     command.mut_subcommands(with_names)
@@ -121,6 +130,10 @@ mod tests {
             ("ballast top --screen ", "drops"),
             ("ballast run --xdp ", "native"),
             ("ballast run --devices ", "lo"),
+            ("ballast run --uplinks ", "lo"),
+            ("ballast run --pod-bridge-interface ", "lo"),
+            ("ballast run --proxy-mode ", "nftables"),
+            ("ballast run --log-level ", "debug"),
             ("ballast run --algorithm ", "mh"),
             ("ballast run --tenant-annotations ", "weights"),
             ("ballast completion ", "fish"),

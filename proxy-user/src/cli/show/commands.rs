@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use proxy_cli::selector::{AskLabels, ServiceSelector};
+use proxy_cli::selector::{AskLabels, SelectorError, ServiceSelector};
 use proxy_common::map_names;
 
 use super::backend::AskPlaces;
@@ -55,12 +55,11 @@ pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> 
                 ));
             }
             let snapshot = View::open(&args.reader.maps.bpffs)?.snapshot()?;
-            selector.check(&snapshot)?;
+            let problems = problems(args.agent.metrics_bind_address, &selector);
+            selector.check(&snapshot).map_err(|error| with_problems(&error, &selector, &problems))?;
             let output = args.reader.format.output;
-            let known = ReportedState {
-                problems: problems(args.agent.metrics_bind_address, &selector),
-                places: places(output, &args.selector.api, &selector, ask.places),
-            };
+            let known =
+                ReportedState { problems, places: places(output, &args.selector.api, &selector, ask.places) };
             let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
             if snapshot.names.is_empty() {
                 // If standard error is closed, the exit code still tells.
@@ -79,6 +78,15 @@ fn problems(listen: Option<Listen>, selector: &ServiceSelector) -> ServiceProble
         let _ = writeln!(std::io::stderr(), "ballast: the problems of Services are not known: {error}");
         ServiceProblems::default()
     })
+}
+
+/// Returns the error that no port of a Service is programmed, with the reported problems of the named Services.
+fn with_problems(error: &SelectorError, selector: &ServiceSelector, problems: &ServiceProblems) -> ShowError {
+    let named = problems.iter().filter(|((namespace, name), _)| selector.is_of(namespace, name));
+    let lines = named.flat_map(|((namespace, name), problems)| {
+        problems.iter().map(move |problem| format!("\n{namespace}/{name}: {problem}"))
+    });
+    ShowError::NotProgrammed(lines.fold(error.to_string(), |text, line| text + &line))
 }
 
 /// Returns the places of endpoints for the wide output; if the API server does not tell them, standard error says why.
@@ -155,4 +163,24 @@ pub fn status(args: &StatusArgs) -> Result<CommandOutput, ShowError> {
     let (installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
     let status = Status::new(installed, others, StatusFacts::read(bpffs));
     Ok(CommandOutput { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_without_a_programmed_port_shows_its_problems() {
+        let problem =
+            |name: &str| (("default".to_owned(), name.to_owned()), vec![format!("{name}: bad port")]);
+        let selector =
+            ServiceSelector { services: vec!["default/web".parse().unwrap()], ..ServiceSelector::default() };
+        let error = SelectorError::NoService {
+            filter: "default/web".to_owned(),
+            near: String::new(),
+            unmanaged: String::new(),
+        };
+        let shown = with_problems(&error, &selector, &[problem("web"), problem("other")].into());
+        assert_eq!(shown.to_string(), format!("{error}\ndefault/web: web: bad port"));
+    }
 }
