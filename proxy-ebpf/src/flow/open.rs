@@ -7,6 +7,7 @@ use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_SNAT, STATE_SYN, STATE_USED, bits_of,
     has_reply_key, with_bits,
 };
+use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
 use proxy_common::select::{random_slot, source_port};
 use proxy_common::{Address, PROTO_TCP};
@@ -94,7 +95,12 @@ pub fn open<M: FlowTable>(
     let mut leads_to = index;
     // Replies to packets that this node encapsulates do not pass it.
     if has_reply_key(ctx.plan.bits) {
-        leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), ctx.plan.reply_hash);
+        let is_snat = ctx.plan.bits & STATE_SNAT != 0;
+        if is_snat && is_frontend(maps, &ctx.plan.reply.dst, ctx.plan.reply.dst_port, ctx.packet.key.proto) {
+            leads_to = NO_FLOW;
+        } else {
+            leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), ctx.plan.reply_hash);
+        }
         if leads_to != index {
             leads_to = add_reply_key(maps, index, ctx.plan.bits & STATE_SNAT);
         }
@@ -207,12 +213,24 @@ fn gives_up_port(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
     may_end && (tries >= TRIES_BEFORE_UNASSURED || (tries >= TRIES_BEFORE_SILENT && is_silent))
 }
 
+/// Whether a source of SNAT may be a frontend, for which the node of the endpoint would take the replies.
+#[inline(always)]
+fn is_frontend<M: FlowTable>(maps: M, addr: &Words<M>, port: u16, proto: u8) -> bool {
+    !maps.may_be(Role::Frontend, addr, port, proto).is_no()
+}
+
 /// Makes one try of [`add_reply_key`]. Returns [`NO_FLOW`] if the caller has to try again: the source port was not free, and
 /// the entry may have the next port now. `snat` is not 0 if the ports are SNAT ports.
 #[inline(always)]
 pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
     let (Some(entry), Some(time)) = (maps.entry(index), maps.time()) else { return NO_FLOW };
-    let hash = time.hash(&entry.key(DIRECTION_REPLY));
+    let reply = entry.key(DIRECTION_REPLY);
+    // An answer of the prefilter never decides that no port is free.
+    if snat != 0 && tries < RANDOM_TRIES && is_frontend(maps, &reply.dst, reply.dst_port, reply.proto) {
+        entry.set_source_port(next_port(maps, reply.dst_port, true, tries, time));
+        return NO_FLOW;
+    }
+    let hash = time.hash(&reply);
     let leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), hash);
     if leads_to == index {
         return index;

@@ -3,7 +3,7 @@
 use proxy_common::config::{CONFIG_IPSEC, CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
 use proxy_common::flow::{is_masqueraded, is_rerouted};
 use proxy_common::node::DeviceSource;
-use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_LOCAL};
+use proxy_common::service::{KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, SERVICE_LOCAL};
 
 use super::*;
 use crate::frame::Unreachable;
@@ -242,3 +242,21 @@ fn all_fragments_of_a_datagram_are_cut_by_the_stack() {
         assert_eq!(skb.redirect, Some(Redirect::In(1)));
     }
 }
+
+/// The node of the endpoint also serves the frontends at this node's address.
+fn ports_that_are_frontends<F: Net>() {
+    let maps = maps::<F>(0);
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_EXTERNAL_IP, ..ServiceEntry::NONE };
+    for port in (2000..3000).step_by(2) {
+        maps.add_service(ServiceKey::internal(node::<F>(), port, PROTO_TCP), entry);
+    }
+    for port in 4000..4040 {
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>((client::<F>().0, port), frontend::<F>(), SYN));
+    }
+    let flows = live(maps);
+    assert_eq!(flows.len(), 40);
+    assert!(flows.iter().all(|flow| flow.source == node::<F>() && flow.source_port % 2 == 1), "{flows:?}");
+}
+
+families!(source_of_snat_is_no_frontend = ports_that_are_frontends());
