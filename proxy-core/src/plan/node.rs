@@ -256,7 +256,8 @@ impl NodePlan {
 }
 
 /// Returns the node's address in a family: the operator's address or an internal address, if the host really has it; else
-/// the source address of the default route.
+/// the source address of the default route. A node without both, like one that has lost its network, has the address of any device:
+/// its pods still reach themselves and each other by Services.
 pub(super) fn source(
     node: &NodeView,
     host: &HostView,
@@ -267,7 +268,10 @@ pub(super) fn source(
     let has = |address: &IpAddr| host.addresses().any(|own| own == address);
     let named = address.iter().chain(node.addresses()).copied();
     let mut ours = named.filter(|address| of_family(address) && has(address));
-    ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
+    let of_devices = || host.devices.values().flat_map(|device| &device.masquerade).copied();
+    ours.next()
+        .or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
+        .or_else(|| of_devices().find(|address| of_family(address) && !address.is_loopback()))
 }
 
 /// Whether node ports answer on all addresses of a family, except loopback addresses: the setting says all, or a range

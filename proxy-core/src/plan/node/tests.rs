@@ -102,6 +102,19 @@ fn an_uplink_without_the_internal_address_has_a_source_of_its_own() {
 }
 
 #[test]
+fn node_without_a_network_has_the_address_of_any_device() {
+    let mut host = host();
+    host.defaults.clear();
+    host.devices.insert(1, link(DeviceKind::Other, &["127.0.0.1"]));
+    host.devices.insert(7, link(DeviceKind::Bridge, &["10.244.0.1"]));
+    host.devices.insert(8, link(DeviceKind::Bridge, &["fd44::1"]));
+    host.devices.remove(&2);
+    let plan = plan(&node(&["192.0.2.1"]), &host, &NodeSettings::default());
+    let expected = [(IpFamily::V4, ip("10.244.0.1")), (IpFamily::V6, ip("fd44::1"))];
+    assert_eq!(plan.sources, BTreeMap::from(expected));
+}
+
+#[test]
 fn more_uplinks_than_have_room_are_a_problem() {
     let mut host = host();
     for number in 0..=DEVICE_SOURCES as u8 {
