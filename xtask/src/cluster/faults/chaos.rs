@@ -141,7 +141,9 @@ fn explain(testbed: &Testbed<'_>, client: &Client, target: &Target) -> Result<Va
 
 /// Returns the addresses, without ports, that a connection may reach; an error unless it is forwarded.
 fn endpoints(explained: &Value, who: &str) -> Result<Vec<String>> {
-    let path = if matches!(who, "host" | "pod") { &explained["socket"] } else { &explained["packet"] };
+    // Sockets are left to the packets while endpoints change.
+    let by_socket = matches!(who, "host" | "pod") && explained["socket"]["verdict"] != "untouched";
+    let path = if by_socket { &explained["socket"] } else { &explained["packet"] };
     let verdict = path["verdict"].as_str().unwrap_or("nothing");
     ensure!(verdict == "forward", "`ballast explain` predicts {verdict}");
     let addresses =
