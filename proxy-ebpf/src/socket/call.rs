@@ -9,7 +9,7 @@ use proxy_common::config::{
 };
 use proxy_common::decide::{self, SocketSource};
 use proxy_common::health::{ANSWERED_ONLY, NO_CLIENT, socket_client};
-use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS};
+use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
 use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::{is_round_robin, socket_selector};
@@ -174,11 +174,6 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
             // which only packets get.
             let is_bound = what == Call::Connect && proto == PROTO_TCP && call.is_bound();
             if is_bound && !from_node && service.affinity_secs == 0 && is_attended() {
-                return Ok(None);
-            }
-            // A datagram of a pod to an address of this node may answer a client whose port netfilter has kept: packets show which.
-            let may_answer = proto == PROTO_UDP && !from_node && maps.node_addr(&addr) & NODE_ADDR_OWN != 0;
-            if may_answer && is_attended() {
                 return Ok(None);
             }
             return match decide::socket_source(&service, from_node, is_attended) {

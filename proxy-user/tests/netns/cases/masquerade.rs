@@ -357,7 +357,6 @@ fn under_node_port(fixture: &Fixture) -> Result<()> {
         let outside = client_ip(family);
         fixture.client.serve(true, (outside, TARGETS[0]).into(), "outside")?;
         fixture.client.serve(false, (outside, TARGETS[1]).into(), "outside")?;
-        fixture.pod(0)?.serve(false, (pod_ip(family, 0), TARGETS[1]).into(), "0")?;
         let name = if family == Family::V4 { "ip" } else { "ip6" };
         let rule = |(proto, is_tcp)| {
             format!(
@@ -373,6 +372,11 @@ fn under_node_port(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         for (kind, target) in [(SocketKind::Tcp, TARGETS[0]), (SocketKind::Udp, TARGETS[1])] {
             for (at, server) in [(pod_ip(family, 0), "0"), (client_ip(family), "outside")] {
+                if kind == SocketKind::Udp && server == "0" {
+                    // The socket programs translate the answer of the pod's server to the node port like a client's
+                    // call (docs/coexistence.md).
+                    continue;
+                }
                 let attempt = Attempt { patience: 5, ..Attempt::new(kind, (at, target).into()) };
                 let flows = || View::open(&fixture.bpffs()).and_then(|view| view.flows());
                 let seen = fixture.pod(1)?.reach(attempt).with_context(|| format!("flows: {:?}", flows()))?;

@@ -255,23 +255,6 @@ fn bound<F: Net>() {
 
 families!(bound_tcp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends = bound());
 
-/// netfilter may have given the client of a server in a pod the address and port of a frontend.
-fn under_a_frontend<F: Net>() {
-    let maps = socket_maps::<F>();
-    let to = (node::<F>(), 30_080);
-    add_frontend(maps, to, PROTO_UDP, (60, &[8]), CLUSTER);
-    let results = |netns| {
-        let [sender, connected] = [socket(maps, netns, PROTO_UDP), socket(maps, netns, PROTO_UDP)];
-        [send(maps, &sender, to).unwrap(), connect(maps, &connected, to).unwrap()]
-    };
-    assert_eq!(results(POD_A), [backend::<F>(); 2], "no agent attaches programs to the devices of new pods");
-    attend(maps);
-    assert_eq!(results(POD_A), [to; 2]);
-    assert_eq!(results(NODE), [backend::<F>(); 2]);
-}
-
-families!(datagram_of_a_pod_to_the_node_is_left_to_the_packets_while_an_agent_attends = under_a_frontend());
-
 fn source_ranges<F: Net>() {
     let maps = socket_maps::<F>();
     let address = (F::addr(120), 80);
