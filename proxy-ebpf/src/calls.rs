@@ -95,8 +95,8 @@ macro_rules! flow_calls {
             fn scan_elsewhere(start: u32, now: u32) -> u64 = flow::evict::scan_elsewhere;
             fn move_window(skip: u32, far: bool) -> u64 = flow::evict::move_window;
             fn claim(now: u32) -> u32 = flow::evict::claim;
-            fn try_ports(index: u32, tries: u32, snat: u32) -> u32 = flow::open::try_ports;
-            fn try_port(index: u32, tries: u32, snat: u32) -> u32 = flow::open::try_port;
+            fn try_ports(index: u32, tries: u32, plan: u32) -> u32 = flow::open::try_ports;
+            fn try_port(index: u32, tries: u32, plan: u32) -> u32 = flow::open::try_port;
         }
     };
 }

@@ -4,8 +4,8 @@ use proxy_common::conntrack::{
     ASSURED, SEQ_CLIENT, is_abandoned, is_closed, is_expired, is_reset_by_client, keeps_ports,
 };
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_SNAT, STATE_SYN, STATE_USED, bits_of,
-    has_reply_key, with_bits,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_SNAT, STATE_SYN,
+    STATE_USED, bits_of, has_reply_key, with_bits,
 };
 use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
@@ -95,14 +95,15 @@ pub fn open<M: FlowTable>(
     let mut leads_to = index;
     // Replies to packets that this node encapsulates do not pass it.
     if has_reply_key(ctx.plan.bits) {
-        let is_snat = ctx.plan.bits & STATE_SNAT != 0;
-        if is_snat && is_frontend(maps, &ctx.plan.reply.dst, ctx.plan.reply.dst_port, ctx.packet.key.proto) {
+        if chooses_port(ctx.plan.bits)
+            && is_frontend(maps, &ctx.plan.reply.dst, ctx.plan.reply.dst_port, ctx.packet.key.proto)
+        {
             leads_to = NO_FLOW;
         } else {
             leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), ctx.plan.reply_hash);
         }
         if leads_to != index {
-            leads_to = add_reply_key(maps, index, ctx.plan.bits & STATE_SNAT);
+            leads_to = add_reply_key(maps, index, ctx.plan.bits & (STATE_SNAT | STATE_DIRECT));
         }
     }
     if leads_to == index {
@@ -150,10 +151,10 @@ pub fn open<M: FlowTable>(
 /// If another flow has the key (the same client port to two frontends with one backend), this flow gets another source
 /// port. If the flow with the key is this same flow, created by another CPU, that entry is used.
 #[inline(always)]
-fn add_reply_key<M: FlowTable>(maps: M, index: u32, snat: u32) -> u32 {
+fn add_reply_key<M: FlowTable>(maps: M, index: u32, plan: u32) -> u32 {
     let mut tries = 0;
     while tries < TRIES {
-        let leads_to = maps.try_ports(index, tries, snat);
+        let leads_to = maps.try_ports(index, tries, plan);
         if leads_to != NO_FLOW {
             return leads_to;
         }
@@ -166,10 +167,10 @@ fn add_reply_key<M: FlowTable>(maps: M, index: u32, snat: u32) -> u32 {
 /// or [`NO_FLOW`]. With two nested loops the verifier walks through each loop once, instead of through one loop of [`TRIES`]
 /// iterations.
 #[inline(always)]
-pub fn try_ports<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
+pub fn try_ports<M: FlowTable>(maps: M, index: u32, tries: u32, plan: u32) -> u32 {
     let mut more = 0;
     while more < TRIES_AT_ONCE {
-        let leads_to = maps.try_port(index, tries.wrapping_add(more), snat);
+        let leads_to = maps.try_port(index, tries.wrapping_add(more), plan);
         if leads_to != NO_FLOW {
             return leads_to;
         }
@@ -213,6 +214,12 @@ fn gives_up_port(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
     may_end && (tries >= TRIES_BEFORE_UNASSURED || (tries >= TRIES_BEFORE_SILENT && is_silent))
 }
 
+/// Whether Ballast gives the flow its source port: an existing connection of the node keeps its own, if it is free.
+#[inline(always)]
+const fn chooses_port(bits: u32) -> bool {
+    bits & (STATE_SNAT | STATE_DIRECT) == STATE_SNAT
+}
+
 /// Whether a source of SNAT may be a frontend, for which the node of the endpoint would take the replies.
 #[inline(always)]
 fn is_frontend<M: FlowTable>(maps: M, addr: &Words<M>, port: u16, proto: u8) -> bool {
@@ -220,13 +227,17 @@ fn is_frontend<M: FlowTable>(maps: M, addr: &Words<M>, port: u16, proto: u8) -> 
 }
 
 /// Makes one try of [`add_reply_key`]. Returns [`NO_FLOW`] if the caller has to try again: the source port was not free, and
-/// the entry may have the next port now. `snat` is not 0 if the ports are SNAT ports.
+/// the entry may have the next port now. `plan`: the flow's `STATE_SNAT` and `STATE_DIRECT`.
 #[inline(always)]
-pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
+pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, plan: u32) -> u32 {
+    let is_snat = plan & STATE_SNAT != 0;
     let (Some(entry), Some(time)) = (maps.entry(index), maps.time()) else { return NO_FLOW };
     let reply = entry.key(DIRECTION_REPLY);
     // An answer of the prefilter never decides that no port is free.
-    if snat != 0 && tries < RANDOM_TRIES && is_frontend(maps, &reply.dst, reply.dst_port, reply.proto) {
+    if chooses_port(plan)
+        && tries < RANDOM_TRIES
+        && is_frontend(maps, &reply.dst, reply.dst_port, reply.proto)
+    {
         entry.set_source_port(next_port(maps, reply.dst_port, true, tries, time));
         return NO_FLOW;
     }
@@ -242,15 +253,15 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
         if is_same {
             return leads_to;
         }
-        entry.set_source_port(next_port(maps, entry.source_port(), snat != 0, tries, time));
+        entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
         return NO_FLOW;
     };
     let (bits, last_seen) = (other.bits(), holder.last_seen().load());
     // If the client alone has reset the connection, `existing` decides whether its SYN begins a new one.
-    let is_over = is_closed(bits) && !(is_same && snat == 0 && is_reset_by_client(bits));
+    let is_over = is_closed(bits) && !(is_same && !is_snat && is_reset_by_client(bits));
     if is_over || is_expired(holder.proto(), bits, last_seen, time.now, time.config) {
         // Without SNAT, too: to the client, another frontend is another peer, whose sequence numbers are unrelated.
-        let waits = (snat != 0 || !is_same)
+        let waits = (is_snat || !is_same)
             && opaque(u64::from(tries)) < QUARANTINE_TRIES
             && keeps_ports(holder.proto(), bits, last_seen, time.now, time.config.hz);
         if !waits && other.remove() {
@@ -262,6 +273,6 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
     } else if gives_up_port(bits, last_seen, opaque(u64::from(tries)) as u32, time) && other.remove() {
         return NO_FLOW;
     }
-    entry.set_source_port(next_port(maps, entry.source_port(), snat != 0, tries, time));
+    entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
     NO_FLOW
 }

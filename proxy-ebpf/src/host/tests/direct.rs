@@ -252,6 +252,21 @@ fn from_a_frontend<F: Net>() {
 
 families!(a_connection_from_a_frontends_port_begins_again_when_it_is_closed = from_a_frontend());
 
+/// A process of the node has a port of SNAT that is a frontend, and a connection to an endpoint.
+fn from_a_frontend_to_an_endpoint<F: Net>() {
+    for (shape, proto) in [(ACK, PROTO_TCP), (SYN, PROTO_TCP), (UDP, PROTO_UDP)] {
+        let maps = maps::<F>(0);
+        let own = (node::<F>(), 2500);
+        let entry =
+            ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+        maps.add_service(ServiceKey::internal(own.0, own.1, proto), entry);
+        assert!(passes(maps, Hook::Egress, UPLINK, own, backend::<F>(), shape), "protocol {proto}");
+        assert_eq!(live(maps)[0].source_port, own.1);
+    }
+}
+
+families!(connection_from_a_frontends_port_to_an_endpoint_keeps_it = from_a_frontend_to_an_endpoint());
+
 /// The endpoint of a Service is a frontend of another, whose closed flow there is; other rules begin connections by now.
 fn a_closed_flow_of_a_frontend<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
