@@ -109,7 +109,7 @@ pub fn plan_node(
     settings: &NodeSettings,
 ) -> NodePlan {
     let mut problems = Vec::new();
-    let sources: BTreeMap<_, _> = FAMILIES
+    let mut sources: BTreeMap<_, _> = FAMILIES
         .into_iter()
         .filter_map(|family| Some((family, source(node, host, settings.address, family)?)))
         .collect();
@@ -148,6 +148,13 @@ pub fn plan_node(
         ),
     }));
     let device_sources = device_sources(node, host, &devices, &sources, &mut problems);
+    // A node without both, like one that has lost its network, uses the address of any device: its pods still reach themselves by
+    // Services.
+    for address in
+        host.devices.values().flat_map(|device| &device.masquerade).filter(|one| !one.is_loopback())
+    {
+        sources.entry(IpFamily::of(*address)).or_insert(*address);
+    }
     let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
         ipsec: ipsec::combine(host.ipsec.keys()),
@@ -256,8 +263,7 @@ impl NodePlan {
 }
 
 /// Returns the node's address in a family: the operator's address or an internal address, if the host really has it; else
-/// the source address of the default route. A node without both, like one that has lost its network, has the address of any device:
-/// its pods still reach themselves and each other by Services.
+/// the source address of the default route.
 pub(super) fn source(
     node: &NodeView,
     host: &HostView,
@@ -268,10 +274,7 @@ pub(super) fn source(
     let has = |address: &IpAddr| host.addresses().any(|own| own == address);
     let named = address.iter().chain(node.addresses()).copied();
     let mut ours = named.filter(|address| of_family(address) && has(address));
-    let of_devices = || host.devices.values().flat_map(|device| &device.masquerade).copied();
-    ours.next()
-        .or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
-        .or_else(|| of_devices().find(|address| of_family(address) && !address.is_loopback()))
+    ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
 }
 
 /// Whether node ports answer on all addresses of a family, except loopback addresses: the setting says all, or a range
