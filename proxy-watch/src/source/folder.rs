@@ -245,7 +245,8 @@ impl Folder {
 
     fn find_without_service(&self) -> Vec<String> {
         let services = self.files.values().flat_map(|file| &file.objects.services);
-        let services: BTreeSet<String> = services.map(|service| service.name.to_string()).collect();
+        let mut services: BTreeSet<String> = services.map(|service| service.name.to_string()).collect();
+        services.extend(self.files.values().flat_map(|file| &file.objects.others).cloned());
         let slices = self
             .files
             .iter()
@@ -254,7 +255,9 @@ impl Folder {
             .filter_map(|(file, slice)| {
                 let service = slice.service.to_string();
                 (!services.contains(&service)).then(|| {
-                    let near = nearest(&service, services.iter().map(String::as_str));
+                    let of_namespace = format!("{}/", slice.name.namespace);
+                    let known = services.iter().filter_map(|one| one.strip_prefix(&*of_namespace));
+                    let near = nearest(&slice.service.name, known);
                     format!(
                         "{}: EndpointSlice {} is ignored, because no file has the Service {service}{}",
                         self.dir.join(file).display(),

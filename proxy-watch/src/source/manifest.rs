@@ -1,5 +1,7 @@
 //! Parses a file of manifests.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -65,6 +67,8 @@ pub enum Syntax {
 pub struct Objects {
     /// Its Services, in order.
     pub services: Vec<model::Service>,
+    /// The names, with namespace, of Services that need no proxy: headless ones, and those of the type `ExternalName`.
+    pub others: BTreeSet<String>,
     /// Its `EndpointSlices`, in order.
     pub slices: Vec<model::EndpointSlice>,
     /// Its Nodes, in order; only the addresses of other nodes are used (DSR).
@@ -183,9 +187,13 @@ impl Reader<'_> {
 
     fn service(&mut self, object: Service, unknown: Unknown) -> Result<(), ManifestError> {
         self.check_name(&object.metadata, MAX_LABEL)?;
-        if let Some(mut service) = convert::service(object) {
-            unknown.report(&format!("Service {}", service.name), &mut service.problems);
-            self.objects.services.push(service);
+        let name = convert::service_name(&object.metadata).to_string();
+        match convert::service(object) {
+            Some(mut service) => {
+                unknown.report(&format!("Service {}", service.name), &mut service.problems);
+                self.objects.services.push(service);
+            }
+            None => drop(self.objects.others.insert(name)),
         }
         Ok(())
     }

@@ -127,14 +127,20 @@ fn file_that_became_empty_keeps_its_objects_and_is_a_problem() {
 }
 
 #[rstest::rstest]
-#[case::alone(true, &["EndpointSlice default/web-1 is ignored, because no file has the Service default/webb; did you mean default/web?"])]
+#[case::alone(true, &["EndpointSlice default/web-1 is ignored, because no file has the Service default/webb; did you mean web?"])]
 #[case::beside_an_api_server(false, &[])]
 fn slice_without_its_service_is_a_problem(#[case] is_alone: bool, #[case] expected: &[&str]) {
     let dir = TempDir::new().unwrap();
-    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nendpoints: []\n\
-        metadata: {name: web-1, labels: {kubernetes.io/service-name: webb}}\n";
+    let slice = |name: &str, service: &str| {
+        format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nendpoints: []\n\
+             metadata: {{name: {name}, labels: {{kubernetes.io/service-name: {service}}}}}\n"
+        )
+    };
     fs::write(dir.path().join("a.yaml"), service("web", "10.96.0.1")).unwrap();
-    fs::write(dir.path().join("b.yaml"), slice).unwrap();
+    fs::write(dir.path().join("b.yaml"), slice("web-1", "webb")).unwrap();
+    fs::write(dir.path().join("c.yaml"), service("headless", "None")).unwrap();
+    fs::write(dir.path().join("d.yaml"), slice("headless-1", "headless")).unwrap();
     let (folder, _) = Folder::new(dir.path().to_owned(), is_alone).read();
     let problems = folder.problems();
     let texts: Vec<_> = problems.iter().filter_map(|problem| Some(problem.split_once(": ")?.1)).collect();
