@@ -7,8 +7,9 @@ const ELEMENT: u16 = 1;
 /// `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
 pub(super) const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
-/// `NFT_REG_1`, `NFT_REG_VERDICT`.
+/// `NFT_REG_1`, `NFT_REG_2`, `NFT_REG_VERDICT`.
 const REGISTER: u32 = 1;
+const REGISTER_2: u32 = 2;
 const VERDICT: u32 = 0;
 /// `NFT_CT_STATE`, and the bits `NF_CT_STATE_INVALID_BIT` and `NF_CT_STATE_BIT(IP_CT_NEW)` of its result.
 const CT_STATE: u32 = 0;
@@ -30,7 +31,12 @@ const META_PROTOCOL: u32 = 16;
 /// `NFT_PAYLOAD_TRANSPORT_HEADER`, and the offset of the flags in TCP's header.
 const TRANSPORT_HEADER: u32 = 2;
 const FLAGS_AT: u32 = 13;
-/// The protocol TCP, and its flags.
+/// `NF_NAT_RANGE_PROTO_SPECIFIED` (`uapi/linux/netfilter/nf_nat.h`).
+const PROTO_SPECIFIED: u32 = 1 << 1;
+/// The first and the last source port of masqueraded UDP: the kernel's default for `ip_local_port_range`, beside the node ports.
+const MASQUERADE_PORTS: [u16; 2] = [32768, 60999];
+/// The protocols UDP and TCP, and TCP's flags.
+const UDP: u8 = 17;
 const TCP: u8 = 6;
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -93,9 +99,32 @@ fn mask(bytes: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Masquerades the packets that the programs mark with this bit.
-pub(super) fn masquerade_marked(mark: u32) -> Vec<u8> {
-    [is_marked(mark), expression("masq", &[])].concat()
+/// The rules that masquerade the packets that the programs mark with this bit.
+pub(super) fn masquerade_marked(mark: u32) -> [Vec<u8>; 2] {
+    masquerade(&is_marked(mark))
+}
+
+/// The rules that masquerade the packets that `select` selects. UDP gets a port that is no node port: MASQUERADE keeps the client's
+/// port, and a socket program would take the answer of a pod to the node's address and such a port for a call of the Service.
+fn masquerade(select: &[u8]) -> [Vec<u8>; 2] {
+    let [first, last] = MASQUERADE_PORTS.map(u16::to_be_bytes);
+    let to_ports = [
+        load("meta", META_PROTOCOL),
+        compare(EQUAL, &[UDP]),
+        immediate(REGISTER, &value(&first)),
+        immediate(REGISTER_2, &value(&last)),
+        // NFTA_MASQ_FLAGS, _REG_PROTO_MIN, _REG_PROTO_MAX.
+        expression(
+            "masq",
+            &[
+                (1, &PROTO_SPECIFIED.to_be_bytes()),
+                (2, &REGISTER.to_be_bytes()),
+                (3, &REGISTER_2.to_be_bytes()),
+            ],
+        ),
+    ]
+    .concat();
+    [[select, &to_ports].concat(), [select, &expression("masq", &[])].concat()]
 }
 
 /// Copies this bit of the packet's mark to the connection's label; the other bits of the label stay.
@@ -106,10 +135,9 @@ pub(super) fn label_marked(mark: u32) -> Vec<u8> {
     [is_marked(mark), immediate(REGISTER, &value(&MASQUERADE_LABEL.to_ne_bytes())), set].concat()
 }
 
-/// Masquerades the packets whose connection has the label.
-pub(super) fn masquerade_labelled() -> Vec<u8> {
-    let is_labelled = has_bits(load("ct", CT_LABELS), &MASQUERADE_LABEL.to_ne_bytes());
-    [is_labelled, expression("masq", &[])].concat()
+/// The rules that masquerade the packets whose connection has the label.
+pub(super) fn masquerade_labelled() -> [Vec<u8>; 2] {
+    masquerade(&has_bits(load("ct", CT_LABELS), &MASQUERADE_LABEL.to_ne_bytes()))
 }
 
 /// Exempts packets that arrive on the loopback device from conntrack, except those that it has already seen where they were sent.

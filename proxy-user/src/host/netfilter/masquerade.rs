@@ -148,9 +148,11 @@ fn chains_in(table: &str, family: u8, mark: u32, by_label: bool) -> Vec<(Message
         (base_chain(family, table, (name, hook.0, hook.1), kind), CREATE)
     };
     let rule = |name: &str, expressions: &[u8]| (rule_of(family, table, name, expressions), APPEND);
+    let [marked_udp, marked] = expressions::masquerade_marked(mark);
     let mut messages = vec![
         chain(&masquerade, POSTROUTING, "nat"),
-        rule(&masquerade, &expressions::masquerade_marked(mark)),
+        rule(&masquerade, &marked_udp),
+        rule(&masquerade, &marked),
         chain(&invalid, FORWARD, "filter"),
         rule(&invalid, &expressions::drop_marked_invalid(mark)),
         chain(NOTRACK, BEFORE_CONNTRACK, "filter"),
@@ -158,10 +160,12 @@ fn chains_in(table: &str, family: u8, mark: u32, by_label: bool) -> Vec<(Message
     ];
     if by_label {
         let label = label_chain(mark);
+        let [labelled_udp, labelled] = expressions::masquerade_labelled();
         messages.extend([
             chain(&label, AFTER_CONNTRACK, "filter"),
             rule(&label, &expressions::label_marked(mark)),
-            rule(&masquerade, &expressions::masquerade_labelled()),
+            rule(&masquerade, &labelled_udp),
+            rule(&masquerade, &labelled),
         ]);
     }
     messages
@@ -254,7 +258,7 @@ mod tests {
             assert_eq!(chains.iter().cloned().collect::<BTreeSet<_>>(), wanted(0x4000, by_label));
             assert_eq!(rules.iter().cloned().collect::<BTreeSet<_>>(), wanted(0x4000, by_label));
             let masquerading = rules.iter().filter(|chain| *chain == "masquerade-0x4000").count();
-            assert_eq!((masquerading, chains.len()), if by_label { (2, 4) } else { (1, 3) });
+            assert_eq!((masquerading, chains.len()), if by_label { (4, 4) } else { (2, 3) });
         }
         assert_eq!(wanted(0, true), wanted(0, false));
     }

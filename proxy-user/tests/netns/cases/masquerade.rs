@@ -14,6 +14,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::exposed::{is_sent_on, node_ip, open_up};
 use super::held::{self, TARGETS, node_port};
+use super::routes::MASQUERADE;
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Peer, SocketKind};
@@ -41,6 +42,11 @@ pub const CASES: &[Case] = &[
         run: shared_with_sockets,
     },
     Case { name: "masquerade::under_the_number_of_a_node_port", wish: WISH, run: under_node_port },
+    Case {
+        name: "masquerade::udp_client_with_the_port_of_the_node_port_is_answered",
+        wish: Wish { flags: MASQUERADE, ..WISH },
+        run: from_the_node_port,
+    },
     Case {
         name: "masquerade::connections_older_than_a_node_port_stay",
         wish: WISH,
@@ -345,6 +351,20 @@ fn older_than_node_port(fixture: &Fixture) -> Result<()> {
     stay(&mut streams)?;
     fixture.restart()?;
     stay(&mut streams).context("after a restart of the agent")
+}
+
+/// A client outside sends from the number of the node port. A server in a pod answers by a socket call to the address that it sees.
+fn from_the_node_port(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    held::put(fixture, &[(0, true)])?;
+    for family in Family::BOTH {
+        fixture.pod(0)?.serve(false, (pod_ip(family, 0), TARGETS[1]).into(), "0")?;
+        let to = node_port(family, false);
+        let attempt = Attempt { source_port: to.port(), patience: 1, ..Attempt::new(SocketKind::Udp, to) };
+        let seen = eventually(SOON, || Ok(fixture.client.reach(attempt)?))?;
+        ensure!(seen.client.port() != to.port() && seen.client.ip() != client_ip(family), "{seen:?}");
+    }
+    Ok(())
 }
 
 /// netfilter does not know node ports, and allocates their numbers too: each answer then arrives at a node port of this node.
