@@ -361,7 +361,7 @@ fn from_the_node_port(fixture: &Fixture) -> Result<()> {
         fixture.pod(0)?.serve(false, (pod_ip(family, 0), TARGETS[1]).into(), "0")?;
         let to = node_port(family, false);
         let attempt = Attempt { source_port: to.port(), patience: 1, ..Attempt::new(SocketKind::Udp, to) };
-        let seen = eventually(SOON, || Ok(fixture.client.reach(attempt)?))?;
+        let seen = eventually(SOON, || fixture.client.reach(attempt))?;
         ensure!(seen.client.port() != to.port() && seen.client.ip() != client_ip(family), "{seen:?}");
     }
     Ok(())
