@@ -33,8 +33,8 @@ const TRANSPORT_HEADER: u32 = 2;
 const FLAGS_AT: u32 = 13;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED` (`uapi/linux/netfilter/nf_nat.h`).
 const PROTO_SPECIFIED: u32 = 1 << 1;
-/// The first and the last source port of masqueraded UDP: the kernel's default for `ip_local_port_range`, beside the node ports.
-const MASQUERADE_PORTS: [u16; 2] = [32768, 60999];
+/// The first and the last source port of masqueraded UDP: all above the node ports.
+const MASQUERADE_PORTS: [u16; 2] = [32768, 65535];
 /// The protocols UDP and TCP, and TCP's flags.
 const UDP: u8 = 17;
 const TCP: u8 = 6;
