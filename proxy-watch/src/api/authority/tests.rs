@@ -81,7 +81,7 @@ fn certificate_of_the_server_in_the_ca_file_is_trusted() {
 }
 
 #[test]
-fn pinned_certificate_with_wrong_date_or_purpose_is_refused() {
+fn invalid_pinned_certificate_is_refused() {
     let (_, unknown) = issuer();
     let expired = |params: &mut CertificateParams| params.not_after = rcgen::date_time_ymd(2020, 1, 1);
     let future = |params: &mut CertificateParams| params.not_before = rcgen::date_time_ymd(4000, 1, 1);
