@@ -224,17 +224,19 @@ pub enum ProxyMode {
     Legacy(&'static str),
 }
 
+impl ProxyMode {
+    /// The modes of kube-proxy.
+    pub const LEGACY: [&str; 3] = ["iptables", "ipvs", "nftables"];
+}
+
 impl FromStr for ProxyMode {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "" | "ebpf" => Ok(Self::Ebpf),
-            "iptables" => Ok(Self::Legacy("iptables")),
-            "ipvs" => Ok(Self::Legacy("ipvs")),
-            "nftables" => Ok(Self::Legacy("nftables")),
-            _ => Err(ValueError::ProxyMode),
+        if matches!(text, "" | "ebpf") {
+            return Ok(Self::Ebpf);
         }
+        Self::LEGACY.into_iter().find(|mode| *mode == text).map(Self::Legacy).ok_or(ValueError::ProxyMode)
     }
 }
 

@@ -35,6 +35,9 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
+    /// All levels, the fewest lines first.
+    pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
+
     /// Returns the name of the level.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -14,6 +14,7 @@ use proxy_cli::args::inspect::Shell;
 use proxy_cli::candidates::words;
 use proxy_cli::complete::with_columns;
 use proxy_cli::output::columns;
+use proxy_cli::value::{LogLevel, ProxyMode};
 use proxy_common::select::Algorithm;
 use proxy_core::model::annotations::Annotation;
 
@@ -23,8 +24,6 @@ use super::check::judge::CHECKS;
 /// Set by a completion script that asks for candidates.
 const VARIABLE: &str = "_BALLAST_COMPLETE";
 const PROGRAM: &str = "ballast";
-/// The values of `--log-level`; kube-proxy's numbers mean the same.
-const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 
 /// If a completion script asks, answers it and ends the process.
 pub fn answer() {
@@ -40,14 +39,13 @@ fn command() -> Command {
     let labels = |all: &[Algorithm]| all.iter().map(|one| one.label().to_owned()).collect();
     let annotations = ["all", "none"].into_iter().chain(Annotation::ALL.map(Annotation::label));
     let annotations = annotations.map(str::to_owned).collect();
+    let modes = ["ebpf"].into_iter().chain(ProxyMode::LEGACY);
     let checks = CHECKS.iter().map(|check| (*check).to_owned()).collect();
     let all = all
         .mut_subcommand("config", |one| one.mut_arg("names", |arg| arg.add(words(settings))))
         .mut_subcommand("run", |run| {
             run.mut_arg("algorithm", |arg| arg.add(words(labels(Algorithm::ALL))))
-                .mut_arg("proxy_mode", |arg| {
-                    arg.add(words(["ebpf", "iptables", "ipvs", "nftables"].map(str::to_owned).into()))
-                })
+                .mut_arg("proxy_mode", |arg| arg.add(words(modes.map(str::to_owned).collect())))
                 .mut_arg("tenant_annotations", |arg| arg.add(words(annotations)))
         })
         .mut_subcommand("check", |one| one.mut_arg("checks", |arg| arg.add(words(checks))));
@@ -65,7 +63,7 @@ fn with_names(command: Command) -> Command {
         "frontend" => arg.add(candidates::frontends()),
         "backend" => arg.add(candidates::backends()),
         "devices" | "uplinks" | "local_devices" | "pod_bridge_interface" => arg.add(candidates::devices()),
-        "log_level" => arg.add(words(LEVELS.map(str::to_owned).into())),
+        "log_level" => arg.add(words(LogLevel::ALL.map(|level| level.to_string()).into())),
         _ => arg,
     });
     command.mut_subcommands(with_names)
