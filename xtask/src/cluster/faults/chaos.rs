@@ -217,8 +217,12 @@ mod tests {
             "socket": { "verdict": "untouched", "endpoints": [] },
             "packet": { "verdict": "forward", "endpoints": [{ "address": "[fd44::7]:8080" }, { "address": "10.0.0.1:80" }] },
         });
-        assert_eq!(endpoints(&explained, "10.244.3.9").unwrap(), ["fd44::7", "10.0.0.1"]);
-        assert!(endpoints(&explained, "host").unwrap_err().to_string().contains("untouched"));
+        for client in ["10.244.3.9", "host"] {
+            assert_eq!(endpoints(&explained, client).unwrap(), ["fd44::7", "10.0.0.1"]);
+        }
+        let refused = json!({ "socket": { "verdict": "refuse" }, "packet": { "verdict": "forward", "endpoints": [] } });
+        assert!(endpoints(&refused, "host").unwrap_err().to_string().contains("refuse"));
+        assert!(endpoints(&refused, "10.244.3.9").unwrap().is_empty());
     }
 
     #[test]
