@@ -2,8 +2,9 @@
 //!
 //! A connection moves by a reset: its client connects again, and the algorithm of the Service selects the endpoint, mostly at
 //! random. So about half of the connections that left the old endpoints return to them, and further ones follow, until the
-//! shares are even. Each connection that was open when the endpoints had joined is reset at most once: an
-//! endpoint that refuses connections, or a client that opens more of them, causes no further resets.
+//! shares are even. While an endpoint that joined is on trial, nearly all of them return, so those that are open once it has
+//! answered may move again. Otherwise, each connection is reset at most once: an endpoint that refuses connections, or a
+//! client that opens more of them, causes no further resets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -31,6 +32,9 @@ pub fn may_move(service: &Service) -> bool {
 pub struct Moves<I> {
     /// Those that were open when the endpoints had joined, without those that were reset.
     open: BTreeSet<I>,
+    has_begun: bool,
+    /// Whether each endpoint that joined gets its share of new connections, or did at an earlier round.
+    have_joined: bool,
     /// How many may be reset now.
     tokens: f64,
     /// How many may leave each endpoint in this round.
@@ -38,26 +42,39 @@ pub struct Moves<I> {
     random: u64,
 }
 
-impl<I: Ord> Moves<I> {
-    /// Begins with the connections that are open. `seed` makes rounding differ between nodes.
-    pub fn new(open: impl IntoIterator<Item = I>, seed: u64) -> Self {
-        let mut new =
-            Self { open: open.into_iter().collect(), tokens: 0.0, surplus: BTreeMap::new(), random: seed };
+impl<I: Copy + Ord> Moves<I> {
+    /// Creates a state without connections. `seed` makes rounding differ between nodes.
+    pub fn new(seed: u64) -> Self {
+        let mut new = Self {
+            open: BTreeSet::new(),
+            has_begun: false,
+            have_joined: false,
+            tokens: 0.0,
+            surplus: BTreeMap::new(),
+            random: seed,
+        };
         // Nodes with few connections would all reset one in the same second.
         new.tokens = new.next_random();
         new
     }
 
-    /// Begins a round. `shares`: the endpoints that get new connections, each with its share; `counts`: the number of
-    /// connections of each; `elapsed`: time since the last round; `on_trial`: one of the endpoints gets only a small share of new
-    /// connections until it has answered. Returns whether any connection may move.
+    /// Begins a round. `shares`: the endpoints that get new connections, each with its share; `connections`: the
+    /// open ones, each with its endpoint; `elapsed`: time since the last round; `on_trial`: one of the endpoints gets only a small
+    /// share of new connections until it has answered. Returns whether any connection may move.
     pub fn begin_round(
         &mut self,
         shares: &BTreeMap<u32, u32>,
-        counts: &BTreeMap<u32, u64>,
+        connections: &[(I, u32)],
         elapsed: Duration,
         on_trial: bool,
     ) -> bool {
+        if !self.has_begun || !self.have_joined && !on_trial {
+            self.open = connections.iter().map(|(connection, _)| *connection).collect();
+        }
+        self.has_begun = true;
+        self.have_joined |= !on_trial;
+        let mut counts = BTreeMap::new();
+        connections.iter().for_each(|(_, endpoint)| *counts.entry(*endpoint).or_default() += 1);
         let rate = if on_trial { PER_SECOND_ON_TRIAL } else { PER_SECOND };
         let count = |id: &u32| exact(counts.get(id).copied().unwrap_or(0));
         let total: f64 = shares.keys().map(count).sum();
@@ -134,7 +151,7 @@ mod tests {
             let mut new = Self {
                 nodes: vec![BTreeMap::new(); nodes],
                 shares,
-                random: Moves::new([], 7),
+                random: Moves::new(7),
                 last: 0,
                 resets: BTreeMap::new(),
             };
@@ -160,6 +177,10 @@ mod tests {
             self.nodes[node].insert(self.last, chosen);
         }
 
+        fn connections(&self, node: usize) -> Vec<(u64, u32)> {
+            self.nodes[node].iter().map(|(connection, endpoint)| (*connection, *endpoint)).collect()
+        }
+
         fn counts(node: &BTreeMap<u64, u32>) -> BTreeMap<u32, u64> {
             let mut counts = BTreeMap::new();
             node.values().for_each(|id| *counts.entry(*id).or_default() += 1);
@@ -169,21 +190,14 @@ mod tests {
         /// Runs this many rounds of a second, in each of which one of three connections is busy; returns the most resets of a
         /// round.
         fn run(&mut self, seconds: u32) -> usize {
-            let mut moves: Vec<_> = (0..)
-                .zip(&self.nodes)
-                .map(|(seed, node)| Moves::new(node.keys().copied(), seed * 1_000))
-                .collect();
+            let seeds = (0..self.nodes.len() as u64).map(|node| node * 1_000);
+            let mut moves: Vec<_> = seeds.map(Moves::new).collect();
             let mut most = 0;
             for _ in 0..seconds {
                 let mut resets = 0;
                 for (node, moves) in moves.iter_mut().enumerate() {
-                    let connections = self.nodes[node].clone();
-                    moves.begin_round(
-                        &self.shares,
-                        &Self::counts(&connections),
-                        Duration::from_secs(1),
-                        false,
-                    );
+                    let connections = self.connections(node);
+                    moves.begin_round(&self.shares, &connections, Duration::from_secs(1), false);
                     for (connection, endpoint) in connections {
                         let is_idle = self.random.next_random() > 0.33;
                         if is_idle && moves.take(&connection, endpoint) {
@@ -238,9 +252,10 @@ mod tests {
     #[test]
     fn endpoint_on_trial_slows_moves() {
         for (on_trial, most) in [(true, 10), (false, 50)] {
-            let mut moves = Moves::new(0..1000, 1);
-            let (shares, counts) = (BTreeMap::from([(1, 1), (2, 1)]), BTreeMap::from([(1, 1000)]));
-            moves.begin_round(&shares, &counts, Duration::from_secs(10), on_trial);
+            let mut moves = Moves::new(1);
+            let connections: Vec<_> = (0..1000).map(|connection| (connection, 1)).collect();
+            let shares = BTreeMap::from([(1, 1), (2, 1)]);
+            moves.begin_round(&shares, &connections, Duration::from_secs(10), on_trial);
             assert_eq!((0..1000).filter(|connection| moves.take(connection, 1)).count(), most);
         }
     }
@@ -255,14 +270,34 @@ mod tests {
 
     #[test]
     fn connections_opened_later_or_to_removed_endpoints_stay() {
-        let mut moves = Moves::new([1, 2], 1);
-        let (shares, counts) = ([(7, 1), (8, 1)].into(), [(7, 100), (9, 1)].into());
-        assert!(moves.begin_round(&shares, &counts, Duration::from_secs(1), false));
+        let mut moves = Moves::new(1);
+        let shares = [(7, 1), (8, 1)].into();
+        let mut connections = vec![(1, 7), (2, 9)];
+        moves.begin_round(&shares, &connections, Duration::from_secs(1), false);
+        connections.extend((3..103).map(|connection| (connection, 7)));
+        assert!(moves.begin_round(&shares, &connections, Duration::from_secs(1), false));
         assert!(!moves.take(&3, 7), "it was opened later");
         assert!(!moves.take(&2, 9), "its endpoint was removed");
         assert!(moves.take(&1, 7) && !moves.take(&1, 7));
         assert!(moves.take(&2, 7));
-        assert!(!moves.begin_round(&shares, &counts, Duration::from_secs(1), false), "none is left");
+        assert!(!moves.begin_round(&shares, &connections, Duration::from_secs(1), false), "none is left");
+    }
+
+    #[test]
+    fn connections_that_were_reset_during_a_trial_may_move_once_more() {
+        let mut moves = Moves::new(1);
+        let shares = [(7, 1), (8, 1)].into();
+        let mut is_reset_at = |round: std::ops::Range<u64>, on_trial| {
+            let connections: Vec<_> = round.map(|connection| (connection, 7)).collect();
+            moves.begin_round(&shares, &connections, Duration::from_secs(20), on_trial);
+            connections.iter().any(|(connection, endpoint)| moves.take(connection, *endpoint))
+        };
+        assert!(is_reset_at(0..100, true));
+        assert!(!is_reset_at(100..200, true), "their clients have connected again");
+        assert!(is_reset_at(100..200, false));
+        assert!(!is_reset_at(200..300, false));
+        assert!(!is_reset_at(200..300, true));
+        assert!(!is_reset_at(200..300, false), "a second trial does not count");
     }
 
     #[test]

@@ -118,13 +118,9 @@ impl Mover {
         }
         for (id, port) in ports {
             let own = of_port.remove(id).unwrap_or_default();
-            let (moves, last) = self.ports.entry(*id).or_insert_with(|| {
-                let open = own.iter().map(|(connection, _)| *connection);
-                (Moves::new(open, self.seed ^ u64::from(*id)), now)
-            });
-            let mut counts = BTreeMap::new();
-            own.iter().for_each(|(_, backend)| *counts.entry(*backend).or_default() += 1);
-            moves.begin_round(&port.shares, &counts, now - *last, port.on_trial);
+            let (moves, last) =
+                self.ports.entry(*id).or_insert_with(|| (Moves::new(self.seed ^ u64::from(*id)), now));
+            moves.begin_round(&port.shares, &own, now - *last, port.on_trial);
             *last = now;
         }
     }
