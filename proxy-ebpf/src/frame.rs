@@ -146,7 +146,7 @@ impl Route {
 }
 
 /// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
+pub const LOOPBACK: u32 = 1;
 
 /// Kind of a transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,13 +19,14 @@ use proxy_common::reason::Reason;
 
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::Words;
-use crate::frame::Frame;
+use crate::frame::{Frame, LOOPBACK};
 use crate::parse::Parsed;
 use crate::report;
 use crate::shared::opaque;
 use crate::stage::classify;
 use crate::stage::direct::DirectCase;
 use crate::stage::established::{self, Lookup};
+use crate::stage::icmp;
 use crate::stage::receive::{is_for_node, spoofs_node};
 use crate::stage::refuse::Refusal;
 use crate::stage::tunnel;
@@ -45,6 +46,9 @@ pub use stages::{Ip, Stages, send};
 /// Runs the first stage of an ingress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn incoming<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
+    if frame.ifindex() == LOOPBACK {
+        return looped(maps, frame, ctx);
+    }
     ctx.tunnelled = tunnel::noted(maps, frame);
     let parsed = enter::parse(maps, frame, ctx, DIRECTION_FORWARD);
     if ctx.tunnelled != 0 {
@@ -67,9 +71,22 @@ pub fn incoming<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<W
     if is_for_node(maps, frame) { step } else { Step::Pass }
 }
 
+/// Runs the first stage of a packet that arrives on the loopback device. The programs process only the stack's errors about packets
+/// that it could not route after SNAT ([`Route::BY_STACK`]): their source is this node, so the stack tells this node.
+///
+/// [`Route::BY_STACK`]: crate::frame::Route::BY_STACK
+#[inline(always)]
+fn looped<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
+    (ctx.tunnelled, ctx.packet.key.direction) = (0, DIRECTION_FORWARD);
+    if !frame.is_translated() && icmp::is_stacks_error(maps, frame) { Step::Icmp } else { Step::Pass }
+}
+
 /// Runs the first stage of an egress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn outgoing<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
+    if frame.ifindex() == LOOPBACK {
+        return Step::Pass;
+    }
     ctx.tunnelled = 0;
     match enter::parse(maps, frame, ctx, DIRECTION_REPLY) {
         Parsed::Packet => match classify::find_reply(maps, ctx) {

@@ -14,10 +14,11 @@ use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PRO
 
 use super::eject;
 use super::forward::Routing;
+use super::refuse::may_answer;
 use super::sctp;
 use super::translate::{Rewrite, address_difference, ports, udp_check};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{FlowTable, Words};
+use crate::env::{ERRORS, FlowTable, RateLimit, Words};
 use crate::flow::track::{self, Tracked};
 use crate::frame::{Fib, Frame, HelperFailed};
 use crate::header::{Header, Read, same};
@@ -38,6 +39,10 @@ pub trait IcmpErrors: Rewrite + Read {
     const PROTO: u8;
     /// Whether the checksum of an error covers the addresses (RFC 4443, 2.3).
     const COVERS_ADDRESSES: bool;
+    /// Offset of the protocol in an IP header.
+    const PROTO_AT: usize;
+    /// Whether the error tells the path MTU.
+    fn is_too_big(kind: u8, code: u8) -> bool;
     /// Whether a message of this type is an error that quotes a packet. Redirects are excluded.
     fn is_error(kind: u8) -> bool;
     /// Whether the error says that the destination is unreachable for every packet.
@@ -47,6 +52,12 @@ pub trait IcmpErrors: Rewrite + Read {
 impl IcmpErrors for V4 {
     const PROTO: u8 = PROTO_ICMP;
     const COVERS_ADDRESSES: bool = false;
+    const PROTO_AT: usize = 9;
+
+    #[inline(always)]
+    fn is_too_big(kind: u8, code: u8) -> bool {
+        (kind, code) == (3, 4)
+    }
 
     #[inline(always)]
     fn is_error(kind: u8) -> bool {
@@ -56,14 +67,19 @@ impl IcmpErrors for V4 {
 
     #[inline(always)]
     fn is_unreachable(kind: u8, code: u8) -> bool {
-        // Code 4 is "fragmentation needed".
-        kind == 3 && code != 4
+        kind == 3 && !Self::is_too_big(kind, code)
     }
 }
 
 impl IcmpErrors for V6 {
     const PROTO: u8 = PROTO_ICMPV6;
     const COVERS_ADDRESSES: bool = true;
+    const PROTO_AT: usize = 6;
+
+    #[inline(always)]
+    fn is_too_big(kind: u8, _code: u8) -> bool {
+        kind == 2
+    }
 
     #[inline(always)]
     fn is_error(kind: u8) -> bool {
@@ -134,6 +150,29 @@ fn read<F: Frame, Fam: IcmpErrors>(frame: F) -> Option<Quote<Fam::Words>> {
     let is_refused = unknown(u64::from(inner.proto == PROTO_TCP && Fam::is_unreachable(kind, code))) != 0;
     inner.proto = unknown(u64::from(inner.proto)) as u8;
     Some(Quote { outer, inner, check: icmp[1], ports, is_refused, seq: u32::from_be(seq) })
+}
+
+/// Whether a packet on the loopback device is an error that this CPU may tell a client. The kernel limits no errors there (`icmpv4_xrlim_allow`).
+#[inline(always)]
+pub fn is_stacks_error<M, F>(maps: M, frame: F) -> bool
+where
+    M: RateLimit,
+    M::Family: IcmpErrors,
+    F: Frame,
+{
+    let link = frame.link_header();
+    let Some(proto) = frame.bounds().at::<u8>(link + M::Family::PROTO_AT) else { return false };
+    // SAFETY: `at` found the byte inside the frame.
+    if unsafe { *proto } != M::Family::PROTO {
+        return false;
+    }
+    let Some(header) = M::Family::read(frame, link as u32) else { return false };
+    let mut message = [0u8; 2];
+    if frame.load(header.l4, &mut message, size_of::<[u8; 2]>() as u32).is_err() {
+        return false;
+    }
+    let [kind, code] = message;
+    M::Family::is_error(kind) && (M::Family::is_too_big(kind, code) || may_answer(maps, ERRORS))
 }
 
 /// Finds the flow of packets in the error's direction, and returns it with that direction. An incoming error may be about a
@@ -294,6 +333,8 @@ mod tests {
     fn an_error_says_that_its_receiver_does_not_get_there() {
         for kind in 0..=u8::MAX {
             for code in 0..=u8::MAX {
+                assert_eq!(V4::is_too_big(kind, code), (kind, code) == (3, 4), "{kind} {code}");
+                assert_eq!(V6::is_too_big(kind, code), kind == 2, "{kind} {code}");
                 // RFC 792: type 3, whose code 4 asks for smaller packets. RFC 4443: type 1.
                 let v4 = (kind, code) != (3, 4) && kind == 3;
                 assert_eq!(V4::is_unreachable(kind, code), v4, "{kind} {code}");

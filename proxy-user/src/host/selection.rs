@@ -75,7 +75,8 @@ impl Serialize for DevicePattern {
 
 /// The value of `--devices`: empty for the automatic selection, or patterns.
 ///
-/// Patterns without `!` replace the automatic selection; if there are only patterns with `!`, they are exceptions from it.
+/// Patterns without `!` replace the automatic selection; if there are only patterns with `!`, they are exceptions from it. The loopback
+/// device is selected unless it is excluded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Selection(pub Vec<DevicePattern>);
 
@@ -105,6 +106,10 @@ impl Selection {
     /// Whether the programs are attached to this device.
     pub fn takes(&self, device: &Device) -> bool {
         let mut named = self.0.iter().filter(|one| one.pattern.matches(&device.name)).peekable();
+        // The stack tells this node there which of its own packets it could not route.
+        if device.kind == DeviceKind::Loopback {
+            return named.all(|one| !one.is_excluded);
+        }
         if self.0.iter().all(|one| one.is_excluded) {
             return named.peek().is_none() && automatic(device);
         }
@@ -190,8 +195,15 @@ mod tests {
     #[case("!eth0", "cni0", false)]
     #[case("eth*, !eth1", "eth1", false)]
     #[case("eth*, !eth1", "eth2", true)]
+    #[case("", "lo", true)]
+    #[case("eth*", "lo", true)]
+    #[case("!l*", "lo", false)]
     fn choices(#[case] setting: &str, #[case] name: &str, #[case] expected: bool) {
-        let kind = if name == "cni0" { DeviceKind::Bridge } else { DeviceKind::Other };
+        let kind = match name {
+            "cni0" => DeviceKind::Bridge,
+            "lo" => DeviceKind::Loopback,
+            _ => DeviceKind::Other,
+        };
         let selection: Selection = setting.parse().unwrap();
         assert_eq!(selection.takes(&device(name, kind)), expected);
     }
@@ -201,7 +213,7 @@ mod tests {
         let selection = Selection::default();
         assert!(selection.takes(&device("veth1", DeviceKind::Other)));
         assert!(!selection.takes(&Device { passes_another: true, ..device("eth1", DeviceKind::Other) }));
-        assert!(!selection.takes(&Device { ethernet: false, ..device("lo", DeviceKind::Other) }));
+        assert!(!selection.takes(&Device { ethernet: false, ..device("can0", DeviceKind::Other) }));
         let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", DeviceKind::Other) };
         assert!(selection.takes(&tunnel));
     }

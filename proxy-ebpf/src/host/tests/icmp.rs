@@ -4,6 +4,7 @@ use proxy_common::config::CONFIG_VIP_ECHO;
 use proxy_common::service::{KIND_ADDRESS, SERVICE_EJECTS};
 
 use super::*;
+use crate::frame::LOOPBACK;
 
 /// Bytes of a transport header that every quote has (RFC 792).
 const LEAST: usize = 8;
@@ -111,6 +112,39 @@ fn a_forwarded_error<F: Errors>() {
 }
 
 families!(an_error_about_a_forwarded_packet_is_forwarded = a_forwarded_error());
+
+/// The stack tells this node, the source of packets with SNAT, what it cannot route; the error arrives on the loopback device.
+fn stacks_error<F: Errors>(kind: [u8; 2], is_limited: bool) {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, UDP));
+    let source = (node::<F>(), live(maps)[0].source_port);
+    let came = error::<F>(kind, source.0, source.0, &ip_packet::<F>(source, backend, UDP));
+    let quote = ip_packet::<F>(client, frontend, UDP);
+    let expected = build::icmp::<F>((kind, 0), source.0, client.0, (63, 0), &quote);
+    let run = |hook, bytes: &[u8]| run_over(hook, maps, LOOPBACK, &build::ethernet::<F>(bytes));
+    let (verdict, skb) = run(Hook::Ingress, &came);
+    assert_eq!((verdict, ip(&skb)), (REDIRECT, expected));
+    let sent = (0..100).filter(|_| run(Hook::Ingress, &came).0 == REDIRECT).count();
+    assert_eq!(sent < 100, is_limited, "{kind:?}: {sent}");
+    for (hook, other) in [
+        (Hook::Egress, came),
+        (Hook::Ingress, ip_packet::<F>(client, frontend, UDP)),
+        (Hook::Ingress, error::<F>(F::ECHO, client.0, frontend.0, &[0; 8])),
+        (Hook::Ingress, error::<F>(kind, source.0, source.0, &ip_packet::<F>(source, client, UDP))),
+    ] {
+        let (verdict, skb) = run(hook, &other);
+        assert_eq!((verdict, ip(&skb)), (NEXT, other), "nothing else on this device concerns the programs");
+    }
+}
+
+#[test]
+fn error_of_the_stack_about_a_packet_with_snat_reaches_the_client() {
+    stacks_error::<V4>(V4::UNREACHABLE, true);
+    stacks_error::<V4>([3, 4], false);
+    stacks_error::<V6>(V6::UNREACHABLE, true);
+    stacks_error::<V6>([2, 0], false);
+}
 
 /// An error about a packet of a process of this node, from the endpoint or from a router.
 fn error_for_the_node<F: Errors>() {

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, is_snat_port, pod};
-use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Peer, SocketKind};
 use proxy_testbed::Family;
 use proxy_testbed::manifest::{cluster_ip, pod_ip};
@@ -24,6 +24,11 @@ pub const CASES: &[Case] = &[
         name: "path_mtu::client_learns_the_mtu_of_a_link_behind_a_router",
         wish: WISH,
         run: behind_a_router,
+    },
+    Case {
+        name: "path_mtu::client_learns_the_mtu_of_a_link_to_which_the_stack_routes",
+        wish: WISH,
+        run: by_the_stack,
     },
 ];
 
@@ -172,4 +177,35 @@ fn behind_a_router(fixture: &Fixture) -> Result<()> {
     }
     fixture.agent_mut()?.is_attached(&["r0".to_owned()])?;
     without_and_with_snat(fixture, 8)
+}
+
+/// With a route by mark, the stack routes packets with SNAT, and its errors go to their source, the node.
+fn by_the_stack(fixture: &Fixture) -> Result<()> {
+    fixture.node.ip(&format!(
+        "link set p0 mtu {MTU}\nroute add 10.77.0.0/24 dev c0 table 77\nroute add fd77::/64 dev c0 table 77\n"
+    ))?;
+    for family in ["-4", "-6"] {
+        let rule = [family, "rule", "add", "fwmark", "7", "lookup", "77"];
+        let output = fixture.node.command("ip").args(rule).output()?;
+        ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let chain = "table inet seen {\nchain forward {\ntype filter hook forward priority 0;\n}\n}\n";
+    let count = "flush chain inet seen forward\nadd rule inet seen forward iif lo counter\n";
+    nft(&fixture.node, &[chain, count].concat())?;
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
+    let by_lo = || -> Result<bool> {
+        let output = fixture.node.command("nft").args(["-j", "list", "table", "inet", "seen"]).output()?;
+        let seen = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(!seen.contains("\"packets\": 0,"))
+    };
+    for family in Family::BOTH {
+        eventually(SOON, || {
+            fixture.client.reach(probe(node_port(family, SocketKind::Udp)))?;
+            ensure!(by_lo()?, "{family:?}: the stack does not route");
+            Ok(())
+        })?;
+        nft(&fixture.node, count)?;
+    }
+    without_and_with_snat(fixture, 0)
 }
