@@ -36,6 +36,11 @@ const ADDRESS: u8 = 5;
 /// Kind of an entry that marks an unmanaged address.
 const UNMANAGED: u8 = 6;
 
+/// Returns a port as [`Seen::port`] names it.
+fn seen_port(id: &ServicePortName) -> (String, u8, u8) {
+    (id.text(), id.protocol.number(), id.family.number())
+}
+
 /// Returns what every frontend should lead to.
 pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendKey, Seen> {
     let all = || {
@@ -96,7 +101,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
     };
     let is_maglev_outside = port.maglev_outside && what.kind != FrontendKind::ClusterIp && !what.scoped;
     Seen {
-        port: (id.text(), id.protocol.number(), id.family.number()),
+        port: seen_port(id),
         endpoints: port
             .slots(what)
             .map(|at| ((at.address, at.port), flags(port.backends.get(at).unwrap())))
@@ -230,8 +235,7 @@ pub fn check(contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
     no_overlap(contents);
     let owners: BTreeSet<_> = desired.values().map(|seen| seen.port.clone()).collect();
     let ports = plans.values().flat_map(|plan| &plan.ports);
-    let programmed =
-        ports.filter(|(id, _)| owners.contains(&(id.text(), id.protocol.number(), id.family.number())));
+    let programmed = ports.filter(|(id, _)| owners.contains(&seen_port(id)));
     let should: BTreeSet<_> = programmed
         .flat_map(|(id, port)| {
             port.backends.keys().map(|at| (id.text(), id.protocol.number(), at.address, at.port))
@@ -289,6 +293,8 @@ pub type Guard = Arc<Mutex<Transition>>;
 pub struct Transition {
     before: BTreeMap<FrontendKey, Seen>,
     after: BTreeMap<FrontendKey, Seen>,
+    /// The endpoints that each port should have.
+    endpoints: BTreeMap<(String, u8, u8), BTreeSet<(IpAddr, u16)>>,
     /// If the tables were changed externally or are too small, only the final state is checked.
     pub off: bool,
     /// Writes may fail: an entry that could not be replaced leads to its previous endpoints, without the removed ones and with
@@ -301,6 +307,9 @@ impl Transition {
         if !self.off {
             self.before = resolve_all(contents);
             self.after = desired(plans);
+            let ports = plans.values().flat_map(|plan| &plan.ports);
+            let endpoints = |port: &PortPlan| port.backends.keys().map(|at| (at.address, at.port)).collect();
+            self.endpoints = ports.map(|(id, port)| (seen_port(id), endpoints(port))).collect();
         }
     }
 
@@ -325,12 +334,15 @@ impl Transition {
                 })
             };
             let left = |known: &Seen| {
-                // An endpoint of a new owner of the frontend is another endpoint, even with the same address.
-                let after = after.filter(|after| after.port == known.port || is_renamed);
+                // An endpoint of a new owner of the frontend is another endpoint, even with the same address. The owner is new if
+                // the entry could neither be replaced nor removed, and has the old name.
+                let after =
+                    after.filter(|after| after.port == known.port || is_renamed && seen.port == after.port);
                 let stays = |at: &_| after.is_some_and(|after| after.endpoints.contains_key(at));
                 let kept = |at: &_| stays(at) || seen.endpoints.contains_key(at);
-                let returned = after.into_iter().flat_map(|after| &after.endpoints);
-                let returned = returned.filter(|(at, _)| seen.endpoints.contains_key(at));
+                let should_have = [Some(known), after].into_iter().flatten();
+                let returned = should_have.filter_map(|one| self.endpoints.get(&one.port)).flatten();
+                let returned = returned.filter_map(|at| seen.endpoints.get_key_value(at));
                 let endpoints = known.endpoints.iter().filter(|(at, _)| kept(at)).chain(returned);
                 Seen { endpoints: endpoints.map(|(at, flags)| (*at, *flags)).collect(), ..known.clone() }
             };

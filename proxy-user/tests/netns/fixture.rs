@@ -230,6 +230,11 @@ impl Fixture {
         self.devices.borrow()
     }
 
+    /// Returns the number of packet hooks with programs: two of each device, and of the loopback device.
+    pub fn packet_hooks(&self) -> usize {
+        2 * (self.devices().len() + 1)
+    }
+
     /// Returns the settings with which the next agent will be started.
     pub fn setup(&self) -> RefMut<'_, Setup> {
         self.setup.borrow_mut()

@@ -130,7 +130,7 @@ pub fn links(fixture: &Fixture) -> Result<Vec<std::path::PathBuf>> {
 pub fn complete(fixture: &Fixture) -> Result<()> {
     let found = attachments(&fixture.bpffs());
     let there = found.iter().filter(|one| one.is_attached() || one.ifindex.is_some()).count();
-    let expected = SOCKET_HOOKS.len() + 2 * fixture.devices().len();
+    let expected = SOCKET_HOOKS.len() + fixture.packet_hooks();
     ensure!(there == expected, "{there} of {expected} programs are there");
     Ok(())
 }

@@ -263,7 +263,7 @@ fn cleanup(fixture: &Fixture) -> Result<()> {
             Ok(links.filter_map(Result::ok).map(|links| links.len()).sum::<usize>())
         })
     };
-    ensure!(packet_links()? == 2 * fixture.devices().len(), "{} links on devices", packet_links()?);
+    ensure!(packet_links()? == fixture.packet_hooks(), "{} links on devices", packet_links()?);
     ensure!(
         attachments(&fixture.bpffs()).len() == SOCKET_HOOKS.len() + packet_links()?,
         "{:?}",

@@ -62,7 +62,7 @@ fn too_old() -> Result<()> {
 
 fn attached(fixture: &Fixture) -> Result<()> {
     let found = attachments(&fixture.bpffs());
-    let expected = SOCKET_HOOKS.len() + 2 * fixture.devices().len();
+    let expected = SOCKET_HOOKS.len() + fixture.packet_hooks();
     ensure!(found.len() == expected, "{expected} hooks, and there are {found:?}");
     // The place of a clsact filter is visible only inside the node's namespace; the cases with traffic check these filters.
     let lost = found.iter().find(|one| one.place.is_none() && !one.hook.starts_with("clsact"));

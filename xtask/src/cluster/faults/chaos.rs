@@ -220,7 +220,8 @@ mod tests {
         for client in ["10.244.3.9", "host"] {
             assert_eq!(endpoints(&explained, client).unwrap(), ["fd44::7", "10.0.0.1"]);
         }
-        let refused = json!({ "socket": { "verdict": "refuse" }, "packet": { "verdict": "forward", "endpoints": [] } });
+        let refused =
+            json!({ "socket": { "verdict": "refuse" }, "packet": { "verdict": "forward", "endpoints": [] } });
         assert!(endpoints(&refused, "host").unwrap_err().to_string().contains("refuse"));
         assert!(endpoints(&refused, "10.244.3.9").unwrap().is_empty());
     }
