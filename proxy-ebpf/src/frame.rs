@@ -146,7 +146,7 @@ impl Route {
 }
 
 /// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
-pub const LOOPBACK: u32 = 1;
+pub(crate) const LOOPBACK: u32 = 1;
 
 /// Kind of a transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +187,11 @@ pub trait Frame: Copy {
     fn gso_size(self) -> u32;
     /// Returns the index of the device that the hook is on.
     fn ifindex(self) -> u32;
+    /// Whether the hook is on the loopback device.
+    #[inline(always)]
+    fn is_loopback(self) -> bool {
+        false
+    }
     /// Returns the index of the device on which the packet arrived, at an ingress hook the hook's; 0: a process of this node sent it
     /// (local origin).
     fn arrival(self) -> u32;

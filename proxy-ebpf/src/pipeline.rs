@@ -19,7 +19,7 @@ use proxy_common::reason::Reason;
 
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::Words;
-use crate::frame::{Frame, LOOPBACK};
+use crate::frame::Frame;
 use crate::parse::Parsed;
 use crate::report;
 use crate::shared::opaque;
@@ -46,7 +46,7 @@ pub use stages::{Ip, Stages, send};
 /// Runs the first stage of an ingress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn incoming<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
-    if frame.ifindex() == LOOPBACK {
+    if frame.is_loopback() {
         return looped(maps, frame, ctx);
     }
     ctx.tunnelled = tunnel::noted(maps, frame);
@@ -84,7 +84,7 @@ fn looped<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M
 /// Runs the first stage of an egress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn outgoing<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
-    if frame.ifindex() == LOOPBACK {
+    if frame.is_loopback() {
         return Step::Pass;
     }
     ctx.tunnelled = 0;

@@ -270,6 +270,7 @@ impl Harness {
         }
         let mut loader = EbpfLoader::new();
         loader.btf(None);
+        loader.override_global("LOOPBACK_DEVICE", &0u64, true);
         for name in names::ALL.iter().chain(names::OPTIONAL) {
             loader.map_pin_path(name, maps.join(name));
             if let Some((entries, _)) = capacities.of(name).filter(|_| !names::SEGMENTED.contains(name)) {

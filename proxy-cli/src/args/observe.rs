@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use super::bpffs::BpffsArgs;
-use super::common::ReaderArgs;
+use super::common::{AgentArgs, ReaderArgs};
 use super::list::{ApiArgs, Output, SelectorArgs};
 use crate::candidates;
 use crate::question::{self, ClientArg, DestinationArg, Peer};
@@ -81,6 +81,9 @@ pub struct ExplainArgs {
     /// The API server, which knows pods.
     #[command(flatten)]
     pub api: ApiArgs,
+    /// The agent, which knows why a Service is not programmed.
+    #[command(flatten)]
+    pub agent: AgentArgs,
     /// The client: an IP address, `host` (a process on the node), `pod` (a process in a pod of this node), or pod/NAME or
     /// pod/NAMESPACE/NAME, which is read from the API server (the agent's account may not read pods: give --kubeconfig, or use
     /// `kubectl ballast explain`).

@@ -143,6 +143,10 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().ingress_ifindex
     }
 
+    fn is_loopback(self) -> bool {
+        self.skb().is_loopback
+    }
+
     fn is_translated(self) -> bool {
         self.skb().is_translated
     }

@@ -129,6 +129,8 @@ pub struct Skb {
     pub gso_size: u32,
     /// Index of the device that the hook is on.
     pub ifindex: u32,
+    /// Whether this is the loopback device.
+    pub is_loopback: bool,
     /// Index of the device on which the packet arrived; 0: a process of this node sent it.
     pub ingress_ifindex: u32,
     /// State of the transport checksum.
@@ -386,6 +388,7 @@ impl HostPacket {
             vlan_tag: None,
             gso_size: 0,
             ifindex: 1,
+            is_loopback: false,
             ingress_ifindex: 1,
             checksum: ChecksumState::None,
             routes: Routes::default(),

@@ -30,6 +30,12 @@ const TRANSLATED_MASK: u32 = 0xff00;
 #[unsafe(no_mangle)]
 static LINK_HEADER: aya_ebpf::Global<u64> = aya_ebpf::Global::new(ETHERNET as u64);
 
+/// Index of the loopback device. Tests that run the programs with `BPF_PROG_TEST_RUN`, which takes this device for all others,
+/// load them with 0.
+#[cfg(target_arch = "bpf")]
+#[unsafe(no_mangle)]
+static LOOPBACK_DEVICE: aya_ebpf::Global<u64> = aya_ebpf::Global::new(frame::LOOPBACK as u64);
+
 #[inline(always)]
 fn done(result: i64) -> Result<(), HelperFailed> {
     if result == 0 { Ok(()) } else { Err(HelperFailed) }
@@ -88,6 +94,18 @@ impl Frame for Skb {
     fn arrival(self) -> u32 {
         // SAFETY: as in `ethertype`.
         unsafe { (*self.raw()).ingress_ifindex }
+    }
+
+    #[inline(always)]
+    fn is_loopback(self) -> bool {
+        #[cfg(target_arch = "bpf")]
+        {
+            u64::from(self.ifindex()) == LOOPBACK_DEVICE.load()
+        }
+        #[cfg(not(target_arch = "bpf"))]
+        {
+            false
+        }
     }
 
     #[inline(always)]

@@ -18,11 +18,12 @@ use proxy_common::Address;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
 pub use resolve::AskPod;
 
-use super::show::ShowError;
+use super::show::{ShowError, problems, with_problems};
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Rules, Transport, View};
 use proxy_cli::args::observe::ExplainArgs;
-use proxy_cli::question::{Client, ClientArg, Destination};
+use proxy_cli::question::{Client, ClientArg, Destination, DestinationArg};
+use proxy_cli::selector::ServiceSelector;
 use proxy_core::model::net::IpFamily;
 
 /// The result.
@@ -44,6 +45,17 @@ pub struct Explanation {
     pub ports: BTreeSet<String>,
 }
 
+/// Adds the problems that the agent reports of a Service that is not programmed.
+fn with_reported_problems(error: ShowError, args: &ExplainArgs) -> ShowError {
+    let (ShowError::Selector(not_found), DestinationArg::Service(text, _)) = (&error, &args.destination)
+    else {
+        return error;
+    };
+    let Ok(filter) = resolve::filter(text, args.namespace.as_deref()) else { return error };
+    let selector = ServiceSelector { services: vec![filter], ..ServiceSelector::default() };
+    with_problems(not_found, &selector, &problems(args.agent.metrics_bind_address, &selector))
+}
+
 /// Reads the maps, and returns the rendered explanation.
 pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
     let view = View::open(&args.reader.maps.bpffs)?;
@@ -52,7 +64,8 @@ pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
         ClientArg::Pod { .. } => None,
     };
     let destination =
-        resolve::destination(&args.destination, args.namespace.as_deref(), family, &view.service_names()?)?;
+        resolve::destination(&args.destination, args.namespace.as_deref(), family, &view.service_names()?)
+            .map_err(|error| with_reported_problems(error, args))?;
     let node = node_name_or_host(std::env::var("BALLAST_HOSTNAME_OVERRIDE").ok()).ok();
     let family = IpFamily::of(destination.to.ip());
     let client = resolve::client(

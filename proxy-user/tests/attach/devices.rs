@@ -131,7 +131,10 @@ fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
                 states.as_ref().map(|states| states.keys().copied().collect::<Vec<_>>())
             };
             tokio::time::timeout(SOON, states.changed()).await.unwrap().unwrap();
-            assert_eq!(names(&states.borrow()), Some(vec![index("v0p").unwrap(), there]));
+            assert_eq!(
+                names(&states.borrow()),
+                Some(vec![index("lo").unwrap(), index("v0p").unwrap(), there])
+            );
             assert_eq!(links_on_device(there).len(), 2);
 
             let began = Instant::now();

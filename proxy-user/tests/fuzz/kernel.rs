@@ -150,6 +150,7 @@ impl Kernel {
         create_segments(EMBEDDED, &pins).unwrap();
         let mut loader = EbpfLoader::new();
         loader.btf(None);
+        loader.override_global("LOOPBACK_DEVICE", &0u64, true);
         let all = || names::ALL.iter().chain(names::PRIVATE).copied();
         for name in all() {
             loader.map_pin_path(name, pins.join(name));

@@ -4,7 +4,6 @@ use proxy_common::config::CONFIG_VIP_ECHO;
 use proxy_common::service::{KIND_ADDRESS, SERVICE_EJECTS};
 
 use super::*;
-use crate::frame::LOOPBACK;
 
 /// Bytes of a transport header that every quote has (RFC 792).
 const LEAST: usize = 8;
@@ -122,7 +121,9 @@ fn stacks_error<F: Errors>(kind: [u8; 2], is_limited: bool) {
     let came = error::<F>(kind, source.0, source.0, &ip_packet::<F>(source, backend, UDP));
     let quote = ip_packet::<F>(client, frontend, UDP);
     let expected = build::icmp::<F>((kind, 0), source.0, client.0, (63, 0), &quote);
-    let run = |hook, bytes: &[u8]| run_over(hook, maps, LOOPBACK, &build::ethernet::<F>(bytes));
+    let run = |hook, bytes: &[u8]| {
+        run_edited(hook, maps, 1, &build::ethernet::<F>(bytes), |skb| skb.is_loopback = true)
+    };
     let (verdict, skb) = run(Hook::Ingress, &came);
     assert_eq!((verdict, ip(&skb)), (REDIRECT, expected));
     let sent = (0..100).filter(|_| run(Hook::Ingress, &came).0 == REDIRECT).count();

@@ -151,7 +151,7 @@ fn run_edited<F: Net>(
     edit: impl FnOnce(&mut Skb),
 ) -> (i32, Skb) {
     let packet = HostPacket::new(bytes).edit(|skb| {
-        (skb.ifindex, skb.ingress_ifindex) = (if device == 0 { UPLINK } else { device }, device);
+        (skb.ifindex, skb.ingress_ifindex) = (device.max(1), device);
         skb.routes.set_default(Some(route()));
         edit(skb);
     });

@@ -8,7 +8,7 @@ use crate::cli::show::ShowError;
 use crate::maps::view::{FrontendRow, FrontendRowKind, Snapshot};
 use proxy_cli::args::list::{ApiArgs, NamespaceArgs};
 use proxy_cli::question::{Client, ClientArg, Destination, DestinationArg};
-use proxy_cli::selector::{DEFAULT_NAMESPACE, ServiceFilter};
+use proxy_cli::selector::{DEFAULT_NAMESPACE, SelectorError, ServiceFilter};
 use proxy_core::model::lookup::PodFacts;
 use proxy_core::model::net::{IpFamily, Protocol};
 
@@ -48,6 +48,11 @@ pub(super) fn client(
     Ok(if is_here { Client::Pod(Some(address)) } else { Client::Address(address) })
 }
 
+/// Returns the Service that an argument names. `default`: as for [`client`].
+pub(super) fn filter(text: &str, default: Option<&str>) -> Result<ServiceFilter, SelectorError> {
+    ServiceFilter::parse_with_default(text, &NamespaceArgs::default(), default.unwrap_or(DEFAULT_NAMESPACE))
+}
+
 /// Returns the destination that an argument names: of a Service, the cluster address. `default`: as for [`client`].
 pub(super) fn destination(
     arg: &DestinationArg,
@@ -59,8 +64,7 @@ pub(super) fn destination(
         DestinationArg::Address(destination) => return Ok(*destination),
         DestinationArg::Service(text, protocol) => (text, *protocol),
     };
-    let default = default.unwrap_or(DEFAULT_NAMESPACE);
-    let filter = ServiceFilter::parse_with_default(text, &NamespaceArgs::default(), default)?;
+    let filter = filter(text, default)?;
     let is_meant = |row: &&FrontendRow| {
         let name = snapshot.names.get(&row.service);
         name.is_some_and(|name| matches(&filter, row.service, name, snapshot))

@@ -72,7 +72,7 @@ pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> 
 }
 
 /// Returns the problems of Services, as the agent reports them; if its answer cannot be read, standard error says why.
-fn problems(listen: Option<Listen>, selector: &ServiceSelector) -> ServiceProblems {
+pub(in crate::cli) fn problems(listen: Option<Listen>, selector: &ServiceSelector) -> ServiceProblems {
     programmed::problems(listen, selector).unwrap_or_else(|error| {
         // If standard error is closed, the problems are still missing.
         let _ = writeln!(std::io::stderr(), "ballast: the problems of Services are not known: {error}");
@@ -81,7 +81,11 @@ fn problems(listen: Option<Listen>, selector: &ServiceSelector) -> ServiceProble
 }
 
 /// Returns the error that no port of a Service is programmed, with the reported problems of the named Services.
-fn with_problems(error: &SelectorError, selector: &ServiceSelector, problems: &ServiceProblems) -> ShowError {
+pub(in crate::cli) fn with_problems(
+    error: &SelectorError,
+    selector: &ServiceSelector,
+    problems: &ServiceProblems,
+) -> ShowError {
     let named = problems.iter().filter(|((namespace, name), _)| selector.is_of(namespace, name));
     let lines = named.flat_map(|((namespace, name), problems)| {
         problems.iter().map(move |problem| format!("\n{namespace}/{name}: {problem}"))

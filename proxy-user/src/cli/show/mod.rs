@@ -24,6 +24,7 @@ mod zero;
 
 pub use backend::{AskPlaces, list as backend_list};
 pub use commands::{AskApi, backends, flows, maps, services, stats, status};
+pub(super) use commands::{problems, with_problems};
 pub use config::config;
 pub use error::{AskError, CommandOutput, ShowError};
 pub use flow::{FlowSelection, list as flow_list};
