@@ -26,6 +26,8 @@ pub struct NodePlan {
     /// The devices whose packets have another source address for SNAT than [`NodePlan::sources`], by family, at most
     /// [`DEVICE_SOURCES`] of each.
     pub device_sources: BTreeMap<IpFamily, Vec<(u32, IpAddr)>>,
+    /// Addresses of uplinks that are down: flows may have them as source for SNAT.
+    pub down: BTreeSet<IpAddr>,
     /// Range of pods by family, if local pods are recognized by their addresses.
     pub pods: BTreeMap<IpFamily, IpNet>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`] of each family.
@@ -155,12 +157,17 @@ pub fn plan_node(
     {
         sources.entry(IpFamily::of(*address)).or_insert(*address);
     }
+    let uplinks = devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0);
+    let uplinks = uplinks.filter_map(|(index, _)| host.devices.get(index));
+    let down =
+        uplinks.filter(|device| device.is_down).flat_map(|device| &device.addresses).copied().collect();
     let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
         ipsec: ipsec::combine(host.ipsec.keys()),
         routes_by_mark: host.mark_routes.clone(),
         device_sources,
         sources,
+        down,
         pods,
         service_cidrs: by_family(&ranges, &mut problems),
         addresses,

@@ -1,6 +1,6 @@
 //! What open connections still need: bits of the prefilter, source ports, and ids of backends and of Service ports.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
@@ -8,6 +8,15 @@ use proxy_common::config::{PortRange, SNAT_RANGES};
 
 /// A bit of the prefilter: the number of its word, and its mask.
 pub type FilterBit = (u32, u64);
+
+/// Which flows with a source for SNAT end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// All: the node does not have the address any more, so no reply arrives.
+    All,
+    /// Those of UDP, whose next packet begins another flow: the address is one of a device that is down.
+    Udp,
+}
 
 /// Access to the open connections.
 pub trait FlowUse {
@@ -24,8 +33,8 @@ pub trait FlowUse {
     /// Whether a flow with SNAT that has not expired has a source port in none of these ranges. Reads each flow once.
     fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
 
-    /// Removes the flows with SNAT whose source is one of these addresses, and returns their number. Reads each flow once.
-    fn end_sources(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<usize>;
+    /// Removes flows with SNAT whose source is one of these addresses, and returns their number. Reads each flow once.
+    fn end_sources(&mut self, addresses: &BTreeMap<IpAddr, Ends>) -> io::Result<usize>;
 
     /// Whether a flow that has not expired is encapsulated (DSR). Reads each flow once.
     fn has_dsr(&mut self) -> io::Result<bool>;
@@ -52,7 +61,7 @@ impl FlowUse for NoFlows {
         Ok(false)
     }
 
-    fn end_sources(&mut self, _: &BTreeSet<IpAddr>) -> io::Result<usize> {
+    fn end_sources(&mut self, _: &BTreeMap<IpAddr, Ends>) -> io::Result<usize> {
         Ok(0)
     }
 

@@ -26,7 +26,7 @@ pub use contents::Contents;
 pub use error::{BatchError, MapError};
 #[cfg(any(test, feature = "testing"))]
 pub use faulty::{Faults, FaultyStore};
-pub use flow_use::{FilterBit, FlowUse, NoFlows};
+pub use flow_use::{Ends, FilterBit, FlowUse, NoFlows};
 pub use maglev::{MaglevRow, MaglevTable, PREVIOUS};
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryStore;

@@ -30,7 +30,7 @@ use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::plan::NodePlan;
 use crate::plan::devices::bits;
 use crate::store::{
-    ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write, range_words,
+    ConfigRow, Ends, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write, range_words,
 };
 
 /// The desired entries of the node, and the failure of the last write.
@@ -43,8 +43,13 @@ pub(super) struct NodeState {
     failure: Option<Failure>,
     /// Time of the next search for connections with source ports outside of the current SNAT ranges.
     next_snat_check: Option<Instant>,
-    /// Addresses that the node has lost, and whose flows with SNAT are still to be ended, with the time of the loss.
-    lost: BTreeMap<IpAddr, Instant>,
+    /// Addresses whose flows with SNAT are still to be ended: those that the node has lost, and those of uplinks that went down,
+    /// with the time.
+    lost: BTreeMap<IpAddr, (Ends, Instant)>,
+    /// The addresses of uplinks that are down.
+    down: BTreeSet<IpAddr>,
+    /// The same at the last write.
+    known_down: Option<BTreeSet<IpAddr>>,
     /// Time of the next search for these flows.
     next_lost_check: Option<Instant>,
 }
@@ -52,7 +57,9 @@ pub(super) struct NodeState {
 /// Delay of the second search after the ranges or the sources changed: programs on other CPUs may have read the old ones before
 /// the write.
 const SNAT_SETTLES: Duration = Duration::from_secs(1);
-/// Delay of the next search for flows with lost addresses after an error.
+/// Time in which packets may still take a route by an uplink that went down, until a routing daemon has removed it.
+const ROUTES_SETTLE: Duration = Duration::from_mins(2);
+/// Delay of the next search for flows with lost addresses after an error, and while routes settle.
 const LOST_RETRY: Duration = Duration::from_secs(10);
 /// Period of the searches for connections with source ports outside of the current SNAT ranges.
 const SNAT_PERIOD: Duration = Duration::from_mins(10);
@@ -78,7 +85,8 @@ impl NodeState {
     /// Sets the desired entries for the next sync.
     pub(super) fn set(&mut self, plan: &NodePlan, known: &NodeContents) {
         let desired = Some(contents(plan, known));
-        self.due |= self.desired != desired;
+        self.due |= self.desired != desired || self.down != plan.down;
+        self.down.clone_from(&plan.down);
         self.desired = desired;
         self.plan_problems.clone_from(&plan.problems);
         self.plan_problems.extend(self.desired.as_ref().and_then(|desired| unnumbered(plan, desired)));
@@ -151,11 +159,16 @@ impl NodeState {
         writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
         let own = own(&writer.applied.node);
         let lost = before.difference(&own).filter(|address| !is_full(&own, address.is_ipv6()));
-        self.lost.extend(lost.map(|address| (*address, now)));
-        self.lost.retain(|address, _| !own.contains(address));
+        let known_down = self.known_down.replace(self.down.clone()).unwrap_or_else(|| self.down.clone());
+        self.lost.extend(self.down.difference(&known_down).map(|address| (*address, (Ends::Udp, now))));
+        self.lost.extend(lost.map(|address| (*address, (Ends::All, now))));
+        self.lost.retain(|address, (ends, _)| match ends {
+            Ends::All => !own.contains(address),
+            Ends::Udp => self.down.contains(address),
+        });
         if written.cause.is_some() {
             // The programs may still have the old sources.
-            self.lost.values_mut().for_each(|at| *at = now);
+            self.lost.values_mut().for_each(|(_, at)| *at = now);
         }
         self.end_lost_sources(flows, now);
         let before = self.failure.take();
@@ -170,21 +183,31 @@ impl NodeState {
         });
     }
 
-    /// Ends the flows with SNAT whose source the node does not have any more: no reply would arrive. Netfilter's masquerading does the
-    /// same (`net/netfilter/nf_nat_masquerade.c`, `masq_inet_event`).
+    /// Ends the flows with SNAT whose source the node does not have any more: no reply would arrive; and those of UDP whose source is
+    /// that of an uplink that is down. Netfilter's masquerading does the same, for each protocol (`net/netfilter/nf_nat_masquerade.c`,
+    /// `masq_inet_event`, `masq_device_event`); a TCP connection would be reset by that.
     fn end_lost_sources(&mut self, flows: &mut dyn FlowUse, now: Instant) {
         self.next_lost_check = None;
         if self.lost.is_empty() {
             return;
         }
-        let lost = self.lost.keys().copied().collect();
+        let lost = self.lost.iter().map(|(address, (ends, _))| (*address, *ends)).collect();
         match flows.end_sources(&lost) {
             Ok(count) => {
                 if count > 0 {
-                    tracing::info!(addresses = ?lost, count, "flows ended: the node has lost their source address");
+                    tracing::info!(
+                        addresses = ?lost,
+                        count,
+                        "flows ended: the node has lost their source address, or its device is down"
+                    );
                 }
-                self.lost.retain(|_, at| now < *at + SNAT_SETTLES);
-                self.next_lost_check = self.lost.values().min().map(|at| *at + SNAT_SETTLES);
+                let next = |(ends, at): (Ends, Instant)| match ends {
+                    _ if now < at + SNAT_SETTLES => Some(at + SNAT_SETTLES),
+                    Ends::Udp if now < at + ROUTES_SETTLE => Some(now + LOST_RETRY),
+                    _ => None,
+                };
+                self.lost.retain(|_, one| next(*one).is_some());
+                self.next_lost_check = self.lost.values().copied().filter_map(next).min();
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot end the flows whose source address the node has lost");

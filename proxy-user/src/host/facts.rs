@@ -163,7 +163,8 @@ impl HostFacts {
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
-        let Device { ifindex, ref name, kind, no_header, ethernet, mac, master, below, .. } = *device;
+        let Device { ifindex, ref name, kind, no_header, ethernet, is_down, mac, master, below, .. } =
+            *device;
         let is_here = below.is_some() && !device.below_elsewhere;
         let own = || addresses.get(&ifindex).into_iter().flatten();
         let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
@@ -178,6 +179,7 @@ impl HostFacts {
             role,
             no_header,
             unknown_header: !ethernet && !no_header,
+            is_down,
             mac,
             kind,
             parent: below.filter(|_| kind == DeviceKind::Stacked),

@@ -1,13 +1,13 @@
 //! The flows of the node as a test sets them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use proxy_common::config::{PortRange, SNAT_RANGES};
 
-use crate::store::{FilterBit, FlowUse};
+use crate::store::{Ends, FilterBit, FlowUse};
 
 /// What flows use, and what was asked for.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub struct State {
     /// Whether a connection has a source port outside of the current SNAT ranges.
     pub is_outside: bool,
     /// The addresses whose flows were ended, for each call.
-    pub ended: Vec<BTreeSet<IpAddr>>,
+    pub ended: Vec<BTreeMap<IpAddr, Ends>>,
     /// Whether every read fails.
     pub fails: bool,
 }
@@ -66,7 +66,7 @@ impl FlowUse for Connections {
         Ok(self.read()?.is_outside)
     }
 
-    fn end_sources(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<usize> {
+    fn end_sources(&mut self, addresses: &BTreeMap<IpAddr, Ends>) -> io::Result<usize> {
         self.state().ended.push(addresses.clone());
         self.read().map(|_| 1)
     }

@@ -18,7 +18,7 @@ use crate::plan::{
     Access, AddressFacts, BackendFacts, Changing, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan,
     Scope, ServicePlan, ServicePortName, Unmanaged,
 };
-use crate::store::{Capacity, ConfigRow, Contents, Faults, FrontendKey, NodeRow, Table};
+use crate::store::{Capacity, ConfigRow, Contents, Ends, Faults, FrontendKey, NodeRow, Table};
 use crate::sync::prefilter::frontend_bit;
 use crate::testing::generator::{self, backend, name, port_id};
 use proxy_common::Address as _;
@@ -161,6 +161,36 @@ fn a_node_port_has_a_bit_for_each_address_of_the_node() {
     assert_eq!(fixture.tell_all(), 0);
 }
 
+fn all(address: IpAddr) -> BTreeMap<IpAddr, Ends> {
+    [(address, Ends::All)].into()
+}
+
+#[test]
+fn udp_flows_end_when_the_uplink_of_their_source_goes_down_until_routes_have_settled() {
+    let mut fixture = Fixture::new(ROOMY);
+    let connections = fixture.connections();
+    let down = |addresses: &[IpAddr]| NodePlan { down: addresses.iter().copied().collect(), ..node([1, 2]) };
+    let ended = || std::mem::take(&mut connections.state().ended);
+    apply(&mut fixture, down(&[ip(1)]));
+    assert_eq!(ended(), [], "it was down before");
+    apply(&mut fixture, down(&[ip(1), ip(2)]));
+    let udp: BTreeMap<_, _> = [(ip(2), Ends::Udp)].into();
+    assert_eq!(ended(), [udp.clone()]);
+    let mut times = Vec::new();
+    while let Some(next) = fixture.reconciler.wake() {
+        times.push((next - fixture.now).as_secs());
+        fixture.wait(next - fixture.now);
+        fixture.again();
+        assert_eq!(ended(), [udp.clone()]);
+    }
+    assert_eq!(times, [[1].as_slice(), &[10; 12]].concat());
+    apply(&mut fixture, down(&[]));
+    apply(&mut fixture, down(&[ip(2)]));
+    assert_eq!(ended(), [udp]);
+    apply(&mut fixture, down(&[]));
+    assert_eq!((ended(), fixture.reconciler.wake()), (Vec::new(), None), "it is up again");
+}
+
 #[test]
 fn flows_end_when_the_node_has_lost_their_source_address() {
     let mut fixture = Fixture::new(ROOMY);
@@ -170,11 +200,11 @@ fn flows_end_when_the_node_has_lost_their_source_address() {
     assert_eq!(ended(), []);
     let second = node([1, 2]).addresses.into_keys().find(|at| !node([1]).addresses.contains_key(at)).unwrap();
     apply(&mut fixture, node([1]));
-    assert_eq!(ended(), [[second].into()]);
+    assert_eq!(ended(), [all(second)]);
     assert_eq!(fixture.reconciler.wake(), Some(fixture.now + Duration::from_secs(1)));
     fixture.wait(Duration::from_secs(1));
     fixture.again();
-    assert_eq!(ended(), [[second].into()], "a program may have read the old source");
+    assert_eq!(ended(), [all(second)], "a program may have read the old source");
     assert_eq!(fixture.reconciler.wake(), None);
     // A failure is repeated, and an address that is back is not ended.
     apply(&mut fixture, node([1, 2]));
@@ -184,7 +214,7 @@ fn flows_end_when_the_node_has_lost_their_source_address() {
     connections.state().fails = false;
     fixture.wait(Duration::from_secs(10));
     fixture.again();
-    assert_eq!(ended(), [[second].into()]);
+    assert_eq!(ended(), [all(second)]);
     apply(&mut fixture, node([1, 2]));
     fixture.again();
     assert_eq!(ended(), []);
@@ -209,12 +239,12 @@ fn flows_of_lost_source_end_until_node_is_written() {
     fixture.faults(first_fails.clone());
     apply(&mut fixture, with_source(1, &[1]));
     fixture.faults(first_fails);
-    assert_eq!(ended(&mut fixture, 900), [[ip(2)].into(), [ip(2)].into()]);
+    assert_eq!(ended(&mut fixture, 900), [all(ip(2)), all(ip(2))]);
     fixture.faults(Faults::default());
-    assert_eq!(ended(&mut fixture, 200), [[ip(2)].into()]);
+    assert_eq!(ended(&mut fixture, 200), [all(ip(2))]);
     fixture.assert_right();
     assert_eq!(fixture.reconciler.wake(), Some(fixture.now + Duration::from_millis(800)));
-    assert_eq!(ended(&mut fixture, 800), [[ip(2)].into()]);
+    assert_eq!(ended(&mut fixture, 800), [all(ip(2))]);
     assert_eq!(fixture.reconciler.wake(), None);
 }
 

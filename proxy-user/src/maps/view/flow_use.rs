@@ -1,11 +1,12 @@
 //! What open connections still need, for the layer above.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
+use proxy_common::PROTO_UDP;
 use proxy_common::config::{PortRange, SNAT_RANGES};
-use proxy_core::store::{FilterBit, FlowUse};
+use proxy_core::store::{Ends, FilterBit, FlowUse};
 
 use super::{FlowRow, Forwarding, View};
 
@@ -27,10 +28,13 @@ impl FlowUse for View {
         View::has_snat_outside(self, ranges).map_err(io::Error::other)
     }
 
-    fn end_sources(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<usize> {
-        let has_source =
-            |flow: &FlowRow| flow.forwarding == Forwarding::Snat && addresses.contains(&flow.source.ip());
-        self.delete_flows(has_source).map(|removed| removed.len()).map_err(io::Error::other)
+    fn end_sources(&mut self, addresses: &BTreeMap<IpAddr, Ends>) -> io::Result<usize> {
+        let ends = |flow: &FlowRow| match addresses.get(&flow.source.ip()) {
+            Some(Ends::All) => flow.forwarding == Forwarding::Snat,
+            Some(Ends::Udp) => flow.forwarding == Forwarding::Snat && flow.protocol.0 == PROTO_UDP,
+            None => false,
+        };
+        self.delete_flows(ends).map(|removed| removed.len()).map_err(io::Error::other)
     }
 
     fn has_dsr(&mut self) -> io::Result<bool> {

@@ -34,6 +34,11 @@ pub const CASES: &[Case] = &[
     Case { name: "routes::an_endpoint_on_an_overlay_answers_by_it", wish: WISH, run: overlay },
     Case { name: "routes::a_reply_leaves_by_the_uplink_of_its_frontend", wish: WISH, run: second_uplink },
     Case {
+        name: "routes::udp_flow_continues_when_the_uplink_of_its_source_goes_down",
+        wish: WISH,
+        run: failover,
+    },
+    Case {
         name: "routes::an_endpoint_with_a_route_of_its_own_is_masqueraded",
         wish: Wish { flags: MASQUERADE, ..WISH },
         run: own_route,
@@ -183,6 +188,55 @@ fn second_uplink(fixture: &Fixture) -> Result<()> {
     for policy in [json!({}), json!({"externalTrafficPolicy": "Local"})] {
         put(fixture, &[(0, true)], &policy, &[])?;
         all_see(fixture, client_ip)?;
+    }
+    Ok(())
+}
+
+/// Two uplinks lead to the endpoint, and the routes move to the second one when the first one goes down.
+fn failover(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let far = Space::new("far")?;
+    let first = Family::BOTH.map(|family| near(family).to_string());
+    let there = [["10.99.9.2", "fd99:9::2"], ["10.96.9.2", "fd96:9::2"]];
+    for (device, end, own, other) in
+        [("e1", "eth0", [&*first[0], &*first[1]], there[0]), ("e2", "eth1", SECOND, there[1])]
+    {
+        let addresses = |device: &str, [v4, v6]: [&str; 2]| {
+            format!(
+                "link set {device} up\naddr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad\n"
+            )
+        };
+        let link = format!("link add {device} type veth peer name {end} netns {}\n", far.path());
+        fixture.node.ip(&[link, addresses(device, own)].concat())?;
+        far.ip(&addresses(end, other))?;
+    }
+    let pods = Family::BOTH.map(|family| pod_ip(family, FAR));
+    far.ip(&format!("addr add {} dev lo\naddr add {} dev lo nodad\n", pods[0], pods[1]))?;
+    let lead = |via: [&str; 2]| {
+        let routes = pods.iter().zip(via).map(|(pod, via)| format!("route replace {pod} via {via}\n"));
+        fixture.node.ip(&routes.collect::<String>())
+    };
+    lead(there[0])?;
+    let _peer = serve(&far)?;
+    fixture.agent_mut()?.is_attached(&["e1".to_owned(), "e2".to_owned()])?;
+    put(fixture, &[(FAR, false)], &json!({}), &[])?;
+    all_see(fixture, near)?;
+    let sockets = fixture.client_space.inside(|| {
+        Family::BOTH
+            .into_iter()
+            .map(|family| {
+                let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
+                let socket = UdpSocket::bind(any)?;
+                exchange(&socket, node_port(family, SocketKind::Udp), SIZES[0])?;
+                Ok((family, socket))
+            })
+            .collect::<Result<Vec<_>>>()
+    })?;
+    fixture.node.ip("link set e1 down\n")?;
+    lead(there[1])?;
+    for (family, socket) in sockets {
+        exchange(&socket, node_port(family, SocketKind::Udp), SIZES[0])
+            .with_context(|| format!("{family:?}"))?;
     }
     Ok(())
 }
