@@ -116,6 +116,7 @@ pub enum DeviceRole {
 
 /// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]
 pub struct HostDevice {
     /// Its name.
     pub name: String,

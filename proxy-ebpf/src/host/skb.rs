@@ -111,6 +111,7 @@ impl Bytes {
 
 /// A packet, with the metadata of a socket buffer.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]
 pub struct Skb {
     bytes: Bytes,
     /// Offset of the IP header.

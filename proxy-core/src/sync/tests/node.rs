@@ -175,13 +175,13 @@ fn udp_flows_end_when_the_uplink_of_their_source_goes_down_until_routes_have_set
     assert_eq!(ended(), [], "it was down before");
     apply(&mut fixture, down(&[ip(1), ip(2)]));
     let udp: BTreeMap<_, _> = [(ip(2), Ends::Udp)].into();
-    assert_eq!(ended(), [udp.clone()]);
+    assert_eq!(ended(), vec![udp.clone()]);
     let mut times = Vec::new();
     while let Some(next) = fixture.reconciler.wake() {
         times.push((next - fixture.now).as_secs());
         fixture.wait(next - fixture.now);
         fixture.again();
-        assert_eq!(ended(), [udp.clone()]);
+        assert_eq!(ended(), vec![udp.clone()]);
     }
     assert_eq!(times, [[1].as_slice(), &[10; 12]].concat());
     apply(&mut fixture, down(&[]));
