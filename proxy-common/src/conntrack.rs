@@ -6,7 +6,7 @@
 use crate::config::NodeConfig;
 use crate::flow::{
     DIRECTION_FORWARD, FlowEntry, STATE_BITS, STATE_CLAIMED, STATE_COUNTS, STATE_RESET, STATE_SYN,
-    STATE_TUNNEL_SHIFT, STATE_WATCH, bits_of, is_encapsulated,
+    STATE_TUNNEL_SHIFT, STATE_WATCH, WATCH_LAST, bits_of, is_encapsulated,
 };
 use crate::{PROTO_TCP, PROTO_UDP};
 
@@ -225,10 +225,16 @@ pub const fn is_hidden(bits: u32) -> bool {
     is_refused && bits & STATE_WATCH != 0
 }
 
-/// Whether the SYN of a watched flow has been unanswered for so long that the next SYN is a retransmission.
+/// Seconds in which a backend to which the connection has moved may answer: a client that retransmits each second (Linux 6.5,
+/// `tcp_syn_linear_timeouts`) would otherwise leave each backend whose answer takes longer, and get that of the previous one.
+const MOVED_ANSWERS_SECS: u32 = 3;
+
+/// Whether the SYN of a watched flow has been unanswered for so long that the next SYN, a retransmission, selects another backend.
 #[inline(always)]
 pub const fn is_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
-    is_watched(bits) && silent > hz / SYN_ANSWERS_PER_SEC
+    let has_moved = bits & STATE_WATCH == WATCH_LAST;
+    let patience = if has_moved { MOVED_ANSWERS_SECS * hz } else { hz / SYN_ANSWERS_PER_SEC };
+    is_watched(bits) && silent > patience
 }
 
 /// Returns how many ticks ago `then` was; 0 if it is up to a minute ahead, since a reader outside of the kernel estimates `now`. Ages

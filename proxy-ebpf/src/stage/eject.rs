@@ -61,7 +61,7 @@ pub fn selects_again<M: FlowTable + Counters + Services>(
     if is_silent {
         note_failure(maps, flow, &ctx.packet.key.src, Failure::Silence, time);
     }
-    ctx.retried = u32::from(is_hidden || flow.bits() & STATE_WATCH == WATCH_LAST);
+    ctx.retried = u32::from(is_hidden || is_silent || flow.bits() & STATE_WATCH == WATCH_LAST);
     is_silent || is_hidden
 }
 

@@ -28,6 +28,8 @@ enum Mode {
     Accepts,
     Refuses,
     IsSilent,
+    /// It accepts the connection, and its answer takes this many jiffies.
+    IsSlow(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +71,8 @@ struct World {
     /// By time and order: the client's port, and the attempt so far.
     waiting: BTreeMap<(u32, u32), (u16, Attempt)>,
     order: u32,
+    /// Answers on their way, by time and order: the client's port, and the flow.
+    late: BTreeMap<(u32, u32), (u16, FlowEntry<[u32; 1]>)>,
     done: Vec<Attempt>,
 }
 
@@ -105,6 +109,7 @@ impl World {
             ports: BTreeMap::new(),
             waiting: BTreeMap::new(),
             order: 0,
+            late: BTreeMap::new(),
             done: Vec::new(),
         };
         (1..=count).for_each(|id| world.add(id, Mode::Accepts));
@@ -146,15 +151,51 @@ impl World {
         self.send(port, attempt);
     }
 
-    /// Lets time pass, with the retransmissions that are due.
+    /// Lets time pass, with the retransmissions and late answers that are due.
     fn pass(&mut self, jiffies: u32) {
         let until = self.now() + jiffies;
-        while let Some(entry) = self.waiting.first_entry().filter(|entry| entry.key().0 <= until) {
-            let ((time, _), (port, attempt)) = entry.remove_entry();
-            self.maps.advance(time - self.now());
-            self.send(port, attempt);
+        let first = |world: &Self| {
+            let keys = [world.waiting.keys().next(), world.late.keys().next()];
+            keys.into_iter().flatten().min().copied().filter(|(time, _)| *time <= until)
+        };
+        while let Some(next) = first(self) {
+            self.maps.advance(next.0 - self.now());
+            if let Some((port, flow)) = self.late.remove(&next) {
+                self.receive_late(port, &flow);
+            } else if let Some((port, attempt)) = self.waiting.remove(&next) {
+                self.send(port, attempt);
+            }
         }
         self.maps.advance(until - self.now());
+    }
+
+    /// Processes an answer that took long: the connection is established if its flow is still the same.
+    fn receive_late(&mut self, port: u16, flow: &FlowEntry<[u32; 1]>) {
+        let is_its = |(_, (its, attempt)): &(&(u32, u32), &(u16, Attempt))| {
+            *its == port && of_client(attempt.client) == flow.client
+        };
+        let Some(key) = self.waiting.iter().find(is_its).map(|(key, _)| *key) else { return };
+        if self.answer(flow, SYN_ACK) != Some(true) {
+            return;
+        }
+        if let Some((_, mut attempt)) = self.waiting.remove(&key) {
+            attempt.took = self.now() - attempt.begun;
+            self.connected((flow.client, port), attempt, flow.backend_id);
+        }
+    }
+
+    /// Ends an established connection at once, so that the table does not fill.
+    fn connected(
+        &mut self,
+        client: (<V4 as proxy_common::Family>::Words, u16),
+        mut attempt: Attempt,
+        backend: u32,
+    ) {
+        for shape in [ACK, RST] {
+            run_over(Hook::Ingress, self.maps, UPLINK, &packet::<V4>(client, frontend::<V4>(), shape));
+        }
+        attempt.end = End::Connected(backend);
+        self.done.push(attempt);
     }
 
     /// Waits until every attempt has ended.
@@ -199,24 +240,19 @@ impl World {
         let shape = match mode {
             _ if is_dropped || self.lost.contains(&self.syns) => None,
             Mode::IsSilent => None,
+            Mode::IsSlow(jiffies) => {
+                self.order += 1;
+                self.late.insert((self.now() + jiffies, self.order), (port, flow));
+                None
+            }
             Mode::Accepts => Some(SYN_ACK),
             Mode::Refuses => Some(REFUSAL),
         };
-        let reaches = shape.is_some_and(|shape| self.answer(&flow, shape));
+        let reaches = shape.is_some_and(|shape| {
+            self.answer(&flow, shape).inspect(|is_translated| assert!(is_translated)).is_some()
+        });
         match mode {
-            Mode::Accepts if reaches => {
-                // The connection is over at once, so that the table does not fill.
-                for shape in [ACK, RST] {
-                    run_over(
-                        Hook::Ingress,
-                        self.maps,
-                        UPLINK,
-                        &packet::<V4>(client, frontend::<V4>(), shape),
-                    );
-                }
-                attempt.end = End::Connected(flow.backend_id);
-                self.done.push(attempt);
-            }
+            Mode::Accepts if reaches => self.connected(client, attempt, flow.backend_id),
             Mode::Refuses if reaches => {
                 attempt.end = End::Refused(flow.backend_id);
                 self.done.push(attempt);
@@ -229,13 +265,12 @@ impl World {
         }
     }
 
-    /// Sends an endpoint's answer to a flow. Returns whether the client gets it.
-    fn answer(&self, flow: &FlowEntry<[u32; 1]>, shape: Shape) -> bool {
+    /// Sends an endpoint's answer to a flow. Returns whether it is translated if the client gets it.
+    fn answer(&self, flow: &FlowEntry<[u32; 1]>, shape: Shape) -> Option<bool> {
         let bytes = packet::<V4>((flow.backend, flow.backend_port), (flow.source, flow.source_port), shape);
         let hook = if self.are_local { (Hook::Egress, POD) } else { (Hook::Ingress, UPLINK) };
         let (verdict, skb) = run_over(hook.0, self.maps, hook.1, &bytes);
-        assert!(verdict == DROP || skb.wire()[build::ETHERNET..] != bytes[build::ETHERNET..]);
-        verdict != DROP
+        (verdict != DROP).then(|| skb.wire()[build::ETHERNET..] != bytes[build::ETHERNET..])
     }
 
     /// Whether clients share an element of `skips`: then a failure of one may replace that of the other.

@@ -164,6 +164,25 @@ proptest! {
         prop_assert!(fresh.any(|client| world.outcome(client).tried[0] == silent));
     }
 
+    /// `slow-answers`: a connection to endpoints whose answers take up to 3 s is established with one of the first two.
+    #[test]
+    fn slow_answers(
+        (count, algorithm, are_local) in world(),
+        delay in HZ + 1..3 * HZ,
+        attempts in prop::collection::vec((0..HZ, 1..60u8), 1..40),
+    ) {
+        let mut world = World::new(count, algorithm, are_local, 0);
+        world.set_all(Mode::IsSlow(delay));
+        for (pause, client) in attempts {
+            world.connect(client);
+            world.pass(pause);
+        }
+        for done in world.finish() {
+            prop_assert!(matches!(done.end, End::Connected(_)) && done.took <= BACKOFF + delay, "{done:?}");
+            prop_assert!(done.tried[1..].iter().all(|id| *id == done.tried[1]), "{done:?}");
+        }
+    }
+
     /// `affinity-stays`: session affinity never moves because of silence.
     #[test]
     fn affinity_stays(
