@@ -2,7 +2,7 @@
 
 use core::mem::swap;
 
-use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES};
+use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_watched, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN,
@@ -101,7 +101,8 @@ where
         ctx.found = flow.number();
         return flow.to_backend().map_or(Step::Pass, |to| encapsulate(ctx, bits, &to));
     }
-    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend()) {
+    let by_client = routes_by_client(time.config.flags);
+    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend(), by_client) {
         return Step::Pass;
     }
     if martian::is_forged(maps, frame, ctx, flow.bits(), time.config) {
@@ -112,7 +113,9 @@ where
     // test for it would cost each packet a branch.
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
-        Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
+        Some(mut to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => {
+            forward_to(maps, frame, ctx, &mut to, by_client)
+        }
         Some(to) if is_encapsulated(flow.bits()) => encapsulate(ctx, flow.bits(), &to),
         Some(to) => {
             let step = deliver::<F, M::Family>(frame, ctx, &to);
@@ -272,7 +275,7 @@ pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
     if martian::is_forged(maps, frame, ctx, flow.bits(), time.config) {
         return Step::DropFor(Reason::MartianSource);
     }
-    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client()) {
+    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client(), false) {
         return Step::Pass;
     }
     if F::EARLY {
@@ -289,7 +292,7 @@ pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
     }
     let Some(mut to) = flow.to_client() else { return Step::NewFlow };
     if F::EARLY || flow.bits() & STATE_LOCAL == 0 {
-        forward_to(maps, frame, ctx, &to)
+        forward_to(maps, frame, ctx, &mut to, false)
     } else {
         deliver_local(maps, frame, ctx, &mut to)
     }
@@ -330,23 +333,42 @@ fn can_forward<M: Routing<F>, F: Frame>(
     ctx: &mut PacketCtx<Words<M>>,
     bits: u32,
     to: Option<Tuple<Words<M>>>,
+    by_client: bool,
 ) -> bool {
-    let Some(to) = to else { return false };
-    bits & (STATE_SNAT | STATE_LOCAL) == STATE_SNAT
-        && maps.find_route(frame, &to, ctx.packet.length, &mut ctx.route) == Fib::Found
-        && frame.can_send(&ctx.route)
+    let Some(mut to) = to else { return false };
+    if bits & (STATE_SNAT | STATE_LOCAL) != STATE_SNAT {
+        return false;
+    }
+    if by_client {
+        to.src = ctx.packet.key.src;
+    }
+    maps.find_route(frame, &to, ctx.packet.length, &mut ctx.route) == Fib::Found && frame.can_send(&ctx.route)
+}
+
+/// Whether a client's packet that gets SNAT takes the route of its own source, as with netfilter, which routes before it translates
+/// the source: there are rules for routes, or uplinks with addresses of their own. Not if the stack may route the packet, which
+/// has its new source then, as `IPsec` policies need it.
+#[inline(always)]
+const fn routes_by_client(flags: u32) -> bool {
+    flags & (CONFIG_SOURCES | CONFIG_POLICY_ROUTES) != 0 && flags & CONFIG_IPSEC == 0
 }
 
 /// Rewrites a packet that this node forwards. The route is looked up before the rewrite, so that a "too big" error quotes
-/// the packet as the client sent it.
+/// the packet as the client sent it. `by_client`: by the packet's own source.
 #[inline(always)]
-fn forward_to<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Step
+fn forward_to<M, F>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    to: &mut Tuple<Words<M>>,
+    by_client: bool,
+) -> Step
 where
     M: Routing<F>,
     F: Frame,
 {
     // An early hook has looked up the route already.
-    let mut found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to) };
+    let mut found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to, by_client) };
     if found == Fib::TooBig && may_be_cut::<F, Words<M>>(frame) {
         ctx.route = Route::BY_STACK;
         found = Fib::Found;
@@ -380,19 +402,33 @@ const IPV4_DONT: u16 = 0x4000;
 
 /// Finds the route of a packet that becomes `to`; if the route is cached, without a BPF-to-BPF call.
 #[inline(always)]
-fn find_route<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Fib
+fn find_route<M, F>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    to: &mut Tuple<Words<M>>,
+    by_client: bool,
+) -> Fib
 where
     M: Routing<F>,
     F: Frame,
 {
     let length = longest(frame, ctx);
-    match forward::known_route(maps, frame, to, length, maps.jiffies()) {
+    // In place: a second tuple would not fit on the BPF stack.
+    if by_client {
+        swap(&mut to.src, &mut ctx.packet.key.src);
+    }
+    let found = match forward::known_route(maps, frame, to, length, maps.jiffies()) {
         Some(route) => {
             ctx.route = *route;
             Fib::Found
         }
         None => maps.find_route(frame, to, length, &mut ctx.route),
+    };
+    if by_client {
+        swap(&mut to.src, &mut ctx.packet.key.src);
     }
+    found
 }
 
 /// Rewrites a reply to a process of this node, which goes up the stack on the device that leads to its new source: on

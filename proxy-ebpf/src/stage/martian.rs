@@ -1,10 +1,10 @@
 //! Sources that no client can have. A packet that is forwarded under an address of this node bypasses the stack, and with
 //! it the kernel's own check (`fib_validate_source`): without this stage, SNAT would hide a spoofed source.
 
-use proxy_common::config::NodeConfig;
-use proxy_common::decide;
+use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES, NodeConfig};
 use proxy_common::flow::{STATE_DSR, STATE_LOCAL, STATE_SNAT};
 use proxy_common::node::{DEVICE_GUEST, NODE_ADDR_OWN};
+use proxy_common::{Address as _, decide};
 
 use super::forward::Routing;
 use crate::context::PacketCtx;
@@ -67,6 +67,10 @@ where
     }
     // One field after the other: the compiler would build a tuple on the BPF stack, which has no room for it.
     ctx.other.src = ctx.packet.key.dst;
+    if config.flags & (CONFIG_POLICY_ROUTES | CONFIG_IPSEC) == CONFIG_POLICY_ROUTES {
+        // The stack would compare the rules for routes with the translated address, never with this one.
+        ctx.other.src = Words::<M>::ZERO;
+    }
     ctx.other.dst = ctx.packet.key.src;
     // `TooBig` is a route, too: only the device of the way back matters.
     if !maps.find_route(frame, &ctx.other, 0, &mut ctx.route).is_route() {

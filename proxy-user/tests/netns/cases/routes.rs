@@ -12,9 +12,11 @@ use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, held};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::peer::{Attempt, Peer, SocketKind};
+use proxy_common::config::CONFIG_POLICY_ROUTES;
 use proxy_testbed::Family;
 use proxy_testbed::manifest::pod_ip;
 use proxy_testbed::space::Space;
+use proxy_user::maps::view::View;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 #[rustfmt::skip]
@@ -25,6 +27,7 @@ pub const MASQUERADE: &[&str] = &[
 ];
 
 pub const CASES: &[Case] = &[
+    Case { name: "routes::rule_for_the_nodes_address_moves_no_packet_with_snat", wish: WISH, run: own_rule },
     Case { name: "routes::an_endpoint_behind_an_isolated_nic_answers", wish: WISH, run: isolated },
     Case {
         name: "routes::an_endpoint_behind_an_isolated_nic_answers_by_xdp",
@@ -190,6 +193,27 @@ fn second_uplink(fixture: &Fixture) -> Result<()> {
         all_see(fixture, client_ip)?;
     }
     Ok(())
+}
+
+/// A rule sends what the node itself sends from its address to a table that does not know pods, as `routing-policy` of netplan.
+fn own_rule(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
+    all_see(fixture, node_ip)?;
+    fixture
+        .node
+        .ip("route add default via 10.98.0.2 table 204\nroute add default via fd98::2 table 204\n")?;
+    for (flag, family) in [("-4", Family::V4), ("-6", Family::V6)] {
+        let rule = format!("{flag} rule add from {} lookup 204", node_ip(family));
+        let output = fixture.node.command("ip").args(rule.split(' ')).output()?;
+        ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    eventually(SOON, || {
+        let config = View::open(&fixture.bpffs())?.node_config()?;
+        ensure!(config.flags & CONFIG_POLICY_ROUTES != 0, "the programs do not know of rules");
+        Ok(())
+    })?;
+    all_see(fixture, node_ip)
 }
 
 /// Two uplinks lead to the endpoint, and the routes move to the second one when the first one goes down.
