@@ -101,8 +101,8 @@ where
         ctx.found = flow.number();
         return flow.to_backend().map_or(Step::Pass, |to| encapsulate(ctx, bits, &to));
     }
-    let by_client = routes_by_client(time.config.flags);
-    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend(), by_client) {
+    let flags = time.config.flags;
+    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend(), Some(flags)) {
         return Step::Pass;
     }
     if martian::is_forged(maps, frame, ctx, flow.bits(), time.config) {
@@ -114,7 +114,7 @@ where
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
         Some(mut to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => {
-            forward_to(maps, frame, ctx, &mut to, by_client)
+            forward_to(maps, frame, ctx, &mut to, Some(flags))
         }
         Some(to) if is_encapsulated(flow.bits()) => encapsulate(ctx, flow.bits(), &to),
         Some(to) => {
@@ -275,7 +275,7 @@ pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
     if martian::is_forged(maps, frame, ctx, flow.bits(), time.config) {
         return Step::DropFor(Reason::MartianSource);
     }
-    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client(), false) {
+    if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client(), None) {
         return Step::Pass;
     }
     if F::EARLY {
@@ -292,7 +292,7 @@ pub fn snat_reply<M: FlowTable + Counters + Routing<F>, F: Frame>(
     }
     let Some(mut to) = flow.to_client() else { return Step::NewFlow };
     if F::EARLY || flow.bits() & STATE_LOCAL == 0 {
-        forward_to(maps, frame, ctx, &mut to, false)
+        forward_to(maps, frame, ctx, &mut to, None)
     } else {
         deliver_local(maps, frame, ctx, &mut to)
     }
@@ -333,13 +333,13 @@ fn can_forward<M: Routing<F>, F: Frame>(
     ctx: &mut PacketCtx<Words<M>>,
     bits: u32,
     to: Option<Tuple<Words<M>>>,
-    by_client: bool,
+    flags: Option<u32>,
 ) -> bool {
     let Some(mut to) = to else { return false };
     if bits & (STATE_SNAT | STATE_LOCAL) != STATE_SNAT {
         return false;
     }
-    if by_client {
+    if flags.is_some_and(routes_by_client) {
         to.src = ctx.packet.key.src;
     }
     maps.find_route(frame, &to, ctx.packet.length, &mut ctx.route) == Fib::Found && frame.can_send(&ctx.route)
@@ -347,28 +347,31 @@ fn can_forward<M: Routing<F>, F: Frame>(
 
 /// Whether a client's packet that gets SNAT takes the route of its own source, as with netfilter, which routes before it translates
 /// the source: there are rules for routes, or uplinks with addresses of their own. Not if the stack may route the packet, which
-/// has its new source then, as `IPsec` policies need it.
+/// has its new source then, as `IPsec` policies need it. `flags`: those of the configuration. Each call
+/// is opaque to the compiler, and without a branch of its own: a result that is kept would be two states for the verifier.
 #[inline(always)]
-const fn routes_by_client(flags: u32) -> bool {
-    flags & (CONFIG_SOURCES | CONFIG_POLICY_ROUTES) != 0 && flags & CONFIG_IPSEC == 0
+fn routes_by_client(flags: u32) -> bool {
+    let flags = opaque(u64::from(flags)) as u32;
+    let has = |flag: u32| flags >> flag.trailing_zeros();
+    (has(CONFIG_SOURCES) | has(CONFIG_POLICY_ROUTES)) & !has(CONFIG_IPSEC) & 1 != 0
 }
 
 /// Rewrites a packet that this node forwards. The route is looked up before the rewrite, so that a "too big" error quotes
-/// the packet as the client sent it. `by_client`: by the packet's own source.
+/// the packet as the client sent it. `flags`: of a client's packet, see [`routes_by_client`].
 #[inline(always)]
 fn forward_to<M, F>(
     maps: M,
     frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     to: &mut Tuple<Words<M>>,
-    by_client: bool,
+    flags: Option<u32>,
 ) -> Step
 where
     M: Routing<F>,
     F: Frame,
 {
     // An early hook has looked up the route already.
-    let mut found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to, by_client) };
+    let mut found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to, flags) };
     if found == Fib::TooBig && may_be_cut::<F, Words<M>>(frame) {
         ctx.route = Route::BY_STACK;
         found = Fib::Found;
@@ -407,7 +410,7 @@ fn find_route<M, F>(
     frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     to: &mut Tuple<Words<M>>,
-    by_client: bool,
+    flags: Option<u32>,
 ) -> Fib
 where
     M: Routing<F>,
@@ -415,7 +418,7 @@ where
 {
     let length = longest(frame, ctx);
     // In place: a second tuple would not fit on the BPF stack.
-    if by_client {
+    if flags.is_some_and(routes_by_client) {
         swap(&mut to.src, &mut ctx.packet.key.src);
     }
     let found = match forward::known_route(maps, frame, to, length, maps.jiffies()) {
@@ -425,7 +428,7 @@ where
         }
         None => maps.find_route(frame, to, length, &mut ctx.route),
     };
-    if by_client {
+    if flags.is_some_and(routes_by_client) {
         swap(&mut to.src, &mut ctx.packet.key.src);
     }
     found
