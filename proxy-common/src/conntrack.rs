@@ -230,11 +230,11 @@ pub const fn is_hidden(bits: u32) -> bool {
 const MOVED_ANSWERS_SECS: u32 = 3;
 
 /// Whether the SYN of a watched flow has been unanswered for so long that the next SYN, a retransmission, selects another backend.
+/// `silent` and `age`: ticks since the last packet, and since the flow began.
 #[inline(always)]
-pub const fn is_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
+pub const fn is_unanswered(bits: u32, silent: u32, age: u32, hz: u32) -> bool {
     let has_moved = bits & STATE_WATCH == WATCH_LAST;
-    let patience = if has_moved { MOVED_ANSWERS_SECS * hz } else { hz / SYN_ANSWERS_PER_SEC };
-    is_watched(bits) && silent > patience
+    is_watched(bits) && silent > hz / SYN_ANSWERS_PER_SEC && (!has_moved || age > MOVED_ANSWERS_SECS * hz)
 }
 
 /// Returns how many ticks ago `then` was; 0 if it is up to a minute ahead, since a reader outside of the kernel estimates `now`. Ages

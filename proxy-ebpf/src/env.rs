@@ -300,12 +300,15 @@ pub const ERRORS: u32 = 0;
 pub const ECHO_REPLIES: u32 = 1;
 /// Number of the token bucket for new flows to other nodes (DSR).
 pub const NEW_FLOWS: u32 = 2;
+/// Number of the token bucket for the stack's errors on the loopback device. Those of the node's own sockets count, too, and take no
+/// token of [`ERRORS`].
+pub const STACKS_ERRORS: u32 = 3;
 /// Number of token buckets of a CPU.
-pub const TOKEN_BUCKETS: u32 = 3;
+pub const TOKEN_BUCKETS: u32 = 4;
 
 /// What a CPU does at a limited rate.
 pub trait RateLimit: Node {
-    /// Returns this CPU's token bucket for [`ERRORS`], [`ECHO_REPLIES`] or [`NEW_FLOWS`].
+    /// Returns this CPU's token bucket for [`ERRORS`], [`ECHO_REPLIES`], [`NEW_FLOWS`] or [`STACKS_ERRORS`].
     fn token_bucket(self, number: u32) -> Option<*mut TokenBucket>;
 }
 

@@ -398,9 +398,9 @@ fn ejection_waits_for_the_first_answer_to_a_watched_syn() {
     }
     assert!(!is_hidden(STATE_SYN | SYN_UNANSWERED), "the flow is not watched");
     let patience = HZ / SYN_ANSWERS_PER_SEC;
-    assert!(is_unanswered(waits, patience + 1, HZ));
-    assert!(!is_unanswered(waits, patience, HZ) && !is_unanswered(waits, patience - 1, HZ));
-    assert!(!is_unanswered(STATE_SYN, patience + 1, HZ));
+    assert!(is_unanswered(waits, patience + 1, 0, HZ));
+    assert!(!is_unanswered(waits, patience, 0, HZ) && !is_unanswered(waits, patience - 1, 0, HZ));
+    assert!(!is_unanswered(STATE_SYN, patience + 1, 0, HZ));
 }
 
 #[test]

@@ -126,7 +126,7 @@ pub struct HostDevice {
     pub no_header: bool,
     /// Its packets have a link-layer header that the programs do not know (IP over InfiniBand): it gets no programs.
     pub unknown_header: bool,
-    /// It is switched off, or has no carrier.
+    /// It is switched off. A device without carrier is not: routes may still use it.
     pub is_down: bool,
     /// Its MAC address; 0 if it has none ([`proxy_common::node::mac`]).
     pub mac: u64,

@@ -25,6 +25,7 @@ pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeM
     };
     let is_uplink = |index: u32, device: &HostDevice| match (device.role, detect) {
         (DeviceRole::Local, _) => false,
+        _ if device.kind == DeviceKind::Loopback => false,
         (DeviceRole::Uplink, _) => true,
         (DeviceRole::Guessed, DetectLocal::Bridge(name)) if is_port_of(device, name) => {
             // A NIC may be a port of the bridge, too.

@@ -159,8 +159,12 @@ pub fn plan_node(
     }
     let uplinks = devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0);
     let uplinks = uplinks.filter_map(|(index, _)| host.devices.get(index));
-    let down =
+    let mut down: BTreeSet<_> =
         uplinks.filter(|device| device.is_down).flat_map(|device| &device.addresses).copied().collect();
+    let is_up = |address: &IpAddr| {
+        host.devices.values().any(|device| !device.is_down && device.addresses.contains(address))
+    };
+    down.retain(|address| !is_up(address));
     let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
         ipsec: ipsec::combine(host.ipsec.keys()),

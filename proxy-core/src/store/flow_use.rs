@@ -14,7 +14,7 @@ pub type FilterBit = (u32, u64);
 pub enum Ends {
     /// All: the node does not have the address any more, so no reply arrives.
     All,
-    /// Those of UDP, whose next packet begins another flow: the address is one of a device that is down.
+    /// Those of UDP, whose next packet begins another flow: the device of the address was switched off.
     Udp,
 }
 

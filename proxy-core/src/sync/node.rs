@@ -43,10 +43,10 @@ pub(super) struct NodeState {
     failure: Option<Failure>,
     /// Time of the next search for connections with source ports outside of the current SNAT ranges.
     next_snat_check: Option<Instant>,
-    /// Addresses whose flows with SNAT are still to be ended: those that the node has lost, and those of uplinks that went down,
+    /// Addresses whose flows with SNAT are still to be ended: those that the node has lost, and those of uplinks that were switched off,
     /// with the time.
     lost: BTreeMap<IpAddr, (Ends, Instant)>,
-    /// The addresses of uplinks that are down.
+    /// The addresses of uplinks that are switched off.
     down: BTreeSet<IpAddr>,
     /// The same at the last write.
     known_down: Option<BTreeSet<IpAddr>>,
@@ -57,9 +57,7 @@ pub(super) struct NodeState {
 /// Delay of the second search after the ranges or the sources changed: programs on other CPUs may have read the old ones before
 /// the write.
 const SNAT_SETTLES: Duration = Duration::from_secs(1);
-/// Time in which packets may still take a route by an uplink that went down, until a routing daemon has removed it.
-const ROUTES_SETTLE: Duration = Duration::from_mins(2);
-/// Delay of the next search for flows with lost addresses after an error, and while routes settle.
+/// Delay of the next search for flows with lost addresses after an error.
 const LOST_RETRY: Duration = Duration::from_secs(10);
 /// Period of the searches for connections with source ports outside of the current SNAT ranges.
 const SNAT_PERIOD: Duration = Duration::from_mins(10);
@@ -184,7 +182,7 @@ impl NodeState {
     }
 
     /// Ends the flows with SNAT whose source the node does not have any more: no reply would arrive; and those of UDP whose source is
-    /// that of an uplink that is down. Netfilter's masquerading does the same, for each protocol (`net/netfilter/nf_nat_masquerade.c`,
+    /// that of an uplink that was switched off. Netfilter's masquerading does the same, for each protocol (`net/netfilter/nf_nat_masquerade.c`,
     /// `masq_inet_event`, `masq_device_event`); a TCP connection would be reset by that.
     fn end_lost_sources(&mut self, flows: &mut dyn FlowUse, now: Instant) {
         self.next_lost_check = None;
@@ -198,16 +196,11 @@ impl NodeState {
                     tracing::info!(
                         addresses = ?lost,
                         count,
-                        "flows ended: the node has lost their source address, or its device is down"
+                        "flows ended: the node has lost their source address, or its device was switched off"
                     );
                 }
-                let next = |(ends, at): (Ends, Instant)| match ends {
-                    _ if now < at + SNAT_SETTLES => Some(at + SNAT_SETTLES),
-                    Ends::Udp if now < at + ROUTES_SETTLE => Some(now + LOST_RETRY),
-                    _ => None,
-                };
-                self.lost.retain(|_, one| next(*one).is_some());
-                self.next_lost_check = self.lost.values().copied().filter_map(next).min();
+                self.lost.retain(|_, (_, at)| now < *at + SNAT_SETTLES);
+                self.next_lost_check = self.lost.values().map(|(_, at)| *at + SNAT_SETTLES).min();
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot end the flows whose source address the node has lost");

@@ -295,9 +295,9 @@ impl Frame for Skb {
     #[inline(always)]
     fn redirect_neigh(self, route: &Route) -> i32 {
         self.set_translated();
-        if route.resolved == 0 && self.is_local_origin() {
+        if route.resolved == 0 && (self.is_local_origin() || self.is_loopback()) {
             // The neighbour code sends a packet that waits by its `dst` (`neigh_update` in net/core/neighbour.c), which is here the
-            // route to the Service address. Without a next hop the helper looks up the route, and sets it as `dst`.
+            // route of the packet that the node has sent. Without a next hop the helper looks up the route, and sets it as `dst`.
             // SAFETY: the helper accepts no next hop.
             return unsafe { helper::bpf_redirect_neigh(route.ifindex, core::ptr::null_mut(), 0, 0) as i32 };
         }

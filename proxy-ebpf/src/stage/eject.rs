@@ -55,7 +55,7 @@ pub fn selects_again<M: FlowTable + Counters + Services>(
 ) -> bool {
     let silent = time.now.wrapping_sub(flow.entry.last_seen().load());
     let is_silent = ctx.frontend.affinity_secs == 0
-        && is_unanswered(flow.bits(), silent, time.config.hz)
+        && is_unanswered(flow.bits(), silent, time.now.wrapping_sub(flow.entry.created()), time.config.hz)
         && !is_only(maps, &ctx.frontend, flow);
     let is_hidden = is_hidden(flow.bits());
     if is_silent {

@@ -18,7 +18,7 @@ use super::refuse::may_answer;
 use super::sctp;
 use super::translate::{Rewrite, address_difference, ports, udp_check};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{ERRORS, FlowTable, RateLimit, Words};
+use crate::env::{FlowTable, RateLimit, STACKS_ERRORS, Words};
 use crate::flow::track::{self, Tracked};
 use crate::frame::{Fib, Frame, HelperFailed};
 use crate::header::{Header, Read, same};
@@ -172,7 +172,7 @@ where
         return false;
     }
     let [kind, code] = message;
-    M::Family::is_error(kind) && (M::Family::is_too_big(kind, code) || may_answer(maps, ERRORS))
+    M::Family::is_error(kind) && (M::Family::is_too_big(kind, code) || may_answer(maps, STACKS_ERRORS))
 }
 
 /// Finds the flow of packets in the error's direction, and returns it with that direction. An incoming error may be about a

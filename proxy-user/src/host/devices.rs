@@ -38,7 +38,7 @@ pub struct Device {
     pub paravirtual: bool,
     /// Whether its packets begin with an IP header.
     pub no_header: bool,
-    /// Whether it is switched off, or has no carrier.
+    /// Whether it is switched off (no `IFF_UP`).
     pub is_down: bool,
     /// The device of which it is a port.
     pub master: Option<u32>,
@@ -135,7 +135,7 @@ fn read(link: &LinkMessage) -> Option<Device> {
         name: String::new(),
         ethernet: link.header.link_layer_type == LinkLayerType::Ether,
         no_header: has_no_header(link.header.link_layer_type),
-        is_down: !link.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        is_down: !link.header.flags.contains(LinkFlags::Up),
         // Only software devices have a link kind.
         kind: if link.header.flags.contains(LinkFlags::Loopback) {
             DeviceKind::Loopback

@@ -98,15 +98,15 @@ impl fmt::Display for Selection {
 }
 
 impl Selection {
-    /// Whether it only excludes devices.
+    /// Whether it only excludes devices, and others than the loopback device.
     pub fn only_excludes(&self) -> bool {
-        !self.0.is_empty() && self.0.iter().all(|one| one.is_excluded)
+        self.0.iter().all(|one| one.is_excluded) && self.0.iter().any(|one| one.pattern.0 != "lo")
     }
 
     /// Whether the programs are attached to this device.
     pub fn takes(&self, device: &Device) -> bool {
         let mut named = self.0.iter().filter(|one| one.pattern.matches(&device.name)).peekable();
-        // The stack tells this node there which of its own packets it could not route.
+        // The stack tells this node there which packets with SNAT it could not route.
         if device.kind == DeviceKind::Loopback {
             return named.all(|one| !one.is_excluded);
         }

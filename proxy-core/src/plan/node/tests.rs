@@ -105,7 +105,10 @@ fn an_uplink_without_the_internal_address_has_a_source_of_its_own() {
 fn addresses_of_uplinks_that_are_down_are_known() {
     let mut host = host();
     let is_down = true;
-    host.devices.insert(5, HostDevice { is_down, ..link(DeviceKind::Physical, &["10.1.0.1", "fd01::1"]) });
+    host.devices.insert(
+        5,
+        HostDevice { is_down, ..link(DeviceKind::Physical, &["10.1.0.1", "10.1.1.1", "fd01::1"]) },
+    );
     host.devices.insert(6, link(DeviceKind::Physical, &["10.1.1.1"]));
     host.devices.insert(7, HostDevice { is_down, ..link(DeviceKind::Bridge, &["172.17.0.1"]) });
     let plan = plan(&node(&["192.0.2.1"]), &host, &NodeSettings::default());

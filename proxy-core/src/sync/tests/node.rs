@@ -166,7 +166,7 @@ fn all(address: IpAddr) -> BTreeMap<IpAddr, Ends> {
 }
 
 #[test]
-fn udp_flows_end_when_the_uplink_of_their_source_goes_down_until_routes_have_settled() {
+fn udp_flows_end_when_the_uplink_of_their_source_is_switched_off() {
     let mut fixture = Fixture::new(ROOMY);
     let connections = fixture.connections();
     let down = |addresses: &[IpAddr]| NodePlan { down: addresses.iter().copied().collect(), ..node([1, 2]) };
@@ -183,7 +183,7 @@ fn udp_flows_end_when_the_uplink_of_their_source_goes_down_until_routes_have_set
         fixture.again();
         assert_eq!(ended(), vec![udp.clone()]);
     }
-    assert_eq!(times, [[1].as_slice(), &[10; 12]].concat());
+    assert_eq!(times, [1], "a program may have read the old route");
     apply(&mut fixture, down(&[]));
     apply(&mut fixture, down(&[ip(2)]));
     assert_eq!(ended(), [udp]);

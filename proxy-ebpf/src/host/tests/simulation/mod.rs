@@ -71,6 +71,8 @@ struct World {
     /// By time and order: the client's port, and the attempt so far.
     waiting: BTreeMap<(u32, u32), (u16, Attempt)>,
     order: u32,
+    /// Whether clients retransmit each second, without a backoff (Linux 6.5, `tcp_syn_linear_timeouts`).
+    is_linear: bool,
     /// Answers on their way, by time and order: the client's port, and the flow.
     late: BTreeMap<(u32, u32), (u16, FlowEntry<[u32; 1]>)>,
     done: Vec<Attempt>,
@@ -109,6 +111,7 @@ impl World {
             ports: BTreeMap::new(),
             waiting: BTreeMap::new(),
             order: 0,
+            is_linear: false,
             late: BTreeMap::new(),
             done: Vec::new(),
         };
@@ -260,7 +263,8 @@ impl World {
             _ => {
                 attempt.hidden += u32::from(shape.is_some());
                 self.order += 1;
-                self.waiting.insert((self.now() + (HZ << sent), self.order), (port, attempt));
+                let pause = if self.is_linear { HZ } else { HZ << sent };
+                self.waiting.insert((self.now() + pause, self.order), (port, attempt));
             }
         }
     }

@@ -169,9 +169,11 @@ proptest! {
     fn slow_answers(
         (count, algorithm, are_local) in world(),
         delay in HZ + 1..3 * HZ,
+        is_linear: bool,
         attempts in prop::collection::vec((0..HZ, 1..60u8), 1..40),
     ) {
         let mut world = World::new(count, algorithm, are_local, 0);
+        world.is_linear = is_linear;
         world.set_all(Mode::IsSlow(delay));
         for (pause, client) in attempts {
             world.connect(client);
@@ -180,6 +182,26 @@ proptest! {
         for done in world.finish() {
             prop_assert!(matches!(done.end, End::Connected(_)) && done.took <= BACKOFF + delay, "{done:?}");
             prop_assert!(done.tried[1..].iter().all(|id| *id == done.tried[1]), "{done:?}");
+        }
+    }
+
+    /// `two-silent`: a client whose first two endpoints are silent is served by another one, also if it retransmits each second.
+    #[test]
+    fn two_silent(
+        (count, algorithm, are_local) in (4..=8u32, algorithm(), any::<bool>()),
+        is_linear: bool,
+        attempts in prop::collection::vec((0..HZ, 1..60u8), 1..40),
+    ) {
+        let mut world = World::new(count, algorithm, are_local, 0);
+        warm_up(&mut world);
+        world.is_linear = is_linear;
+        (1..=2).for_each(|id| _ = world.endpoints.insert(id, Mode::IsSilent));
+        for (pause, client) in attempts {
+            world.connect(client);
+            world.pass(pause);
+        }
+        for done in world.finish() {
+            prop_assert!(matches!(done.end, End::Connected(_)) && done.took <= 8 * HZ, "{done:?}");
         }
     }
 
