@@ -26,7 +26,7 @@ pub struct NodePlan {
     /// The devices whose packets have another source address for SNAT than [`NodePlan::sources`], by family, at most
     /// [`DEVICE_SOURCES`] of each.
     pub device_sources: BTreeMap<IpFamily, Vec<(u32, IpAddr)>>,
-    /// Addresses of uplinks that are down: flows may have them as source for SNAT.
+    /// Addresses that only uplinks that are switched off have: flows may have them as source for SNAT.
     pub down: BTreeSet<IpAddr>,
     /// Range of pods by family, if local pods are recognized by their addresses.
     pub pods: BTreeMap<IpFamily, IpNet>,
