@@ -54,6 +54,8 @@ struct Attempt {
     hidden: u32,
 }
 
+type Flow = FlowEntry<[u32; 1]>;
+
 /// A Service of one node, its endpoints and its clients, which are outside.
 struct World {
     maps: HostMaps<V4>,
@@ -74,7 +76,7 @@ struct World {
     /// Whether clients retransmit each second, without a backoff (Linux 6.5, `tcp_syn_linear_timeouts`).
     is_linear: bool,
     /// Answers on their way, by time and order: the client's port, and the flow.
-    late: BTreeMap<(u32, u32), (u16, FlowEntry<[u32; 1]>)>,
+    late: BTreeMap<(u32, u32), (u16, Flow)>,
     done: Vec<Attempt>,
 }
 
@@ -173,7 +175,7 @@ impl World {
     }
 
     /// Processes an answer that took long: the connection is established if its flow is still the same.
-    fn receive_late(&mut self, port: u16, flow: &FlowEntry<[u32; 1]>) {
+    fn receive_late(&mut self, port: u16, flow: &Flow) {
         let is_its = |(_, (its, attempt)): &(&(u32, u32), &(u16, Attempt))| {
             *its == port && of_client(attempt.client) == flow.client
         };
@@ -234,7 +236,7 @@ impl World {
             return;
         }
         run_over(Hook::Ingress, self.maps, UPLINK, &packet::<V4>(client, frontend::<V4>(), SYN));
-        let is_its = |flow: &FlowEntry<[u32; 1]>| (flow.client, flow.client_port) == client;
+        let is_its = |flow: &Flow| (flow.client, flow.client_port) == client;
         let flow = live(self.maps).into_iter().find(|flow| is_its(flow) && !is_closed(flow.bits()));
         let flow = flow.expect("the SYN has a flow");
         attempt.tried.push(flow.backend_id);
@@ -270,7 +272,7 @@ impl World {
     }
 
     /// Sends an endpoint's answer to a flow. Returns whether it is translated if the client gets it.
-    fn answer(&self, flow: &FlowEntry<[u32; 1]>, shape: Shape) -> Option<bool> {
+    fn answer(&self, flow: &Flow, shape: Shape) -> Option<bool> {
         let bytes = packet::<V4>((flow.backend, flow.backend_port), (flow.source, flow.source_port), shape);
         let hook = if self.are_local { (Hook::Egress, POD) } else { (Hook::Ingress, UPLINK) };
         let (verdict, skb) = run_over(hook.0, self.maps, hook.1, &bytes);
