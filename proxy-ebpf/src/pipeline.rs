@@ -71,8 +71,8 @@ pub fn incoming<M: Stages<F>, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<W
     if is_for_node(maps, frame) { step } else { Step::Pass }
 }
 
-/// Runs the first stage of a packet that arrives on the loopback device. The programs process only the stack's errors about packets
-/// that it could not route after SNAT ([`Route::BY_STACK`]): their source is this node, so the stack tells this node.
+/// Runs the first stage of a packet that arrives on the loopback device. The programs process only the stack's ICMP errors about
+/// translated packets whose source is an address of this node: it could not route them ([`Route::BY_STACK`]), and tells the source.
 ///
 /// [`Route::BY_STACK`]: crate::frame::Route::BY_STACK
 #[inline(always)]

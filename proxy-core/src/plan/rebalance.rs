@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_were_reset_during_a_trial_may_move_once_more() {
+    fn connection_reset_during_trial_moves_once_more() {
         let mut moves = Moves::new(1);
         let shares = [(7, 1), (8, 1)].into();
         let mut is_reset_at = |round: std::ops::Range<u64>, on_trial| {

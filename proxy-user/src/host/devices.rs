@@ -17,6 +17,9 @@ use proxy_core::model::DeviceKind;
 /// The devices of the network namespace for which this was mounted.
 const SYSFS: &str = "/sys/class/net";
 
+/// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
+pub const LOOPBACK: u32 = 1;
+
 /// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]

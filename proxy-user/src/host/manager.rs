@@ -10,12 +10,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
-use super::devices::Device;
+use super::devices::{Device, LOOPBACK};
 use super::follow::Devices;
 use super::selection::Selection;
-
-/// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
 
 /// The interval of passes without a new list of devices; a pass also retries what failed.
 pub const PERIOD: Duration = Duration::from_secs(10);

@@ -13,6 +13,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::sys::protocols::{NETLINK_ROUTE, NETLINK_XFRM};
 use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
 
+use super::devices::LOOPBACK;
 use super::netfilter::message::{NESTED, attributes, nested};
 use super::netlink::Netlink;
 use proxy_core::model::IpsecPolicy;
@@ -161,7 +162,6 @@ pub(super) fn is_loopback_open(opens: bool) -> bool {
 /// Sends the request of `ip link set lo` with the attributes `IPV4_DEVCONF_ACCEPT_LOCAL` and `IPV4_DEVCONF_RP_FILTER`.
 fn accept_local() -> io::Result<()> {
     const SET_LINK: u16 = 19;
-    const LOOPBACK: i32 = 1;
     const AF_SPEC: u16 = 26;
     const INET_CONF: u16 = 1;
     const DEVCONF_RP_FILTER: u16 = 8;

@@ -166,7 +166,7 @@ fn all(address: IpAddr) -> BTreeMap<IpAddr, Ends> {
 }
 
 #[test]
-fn udp_flows_end_when_the_uplink_of_their_source_is_switched_off() {
+fn udp_flows_of_switched_off_uplink_end() {
     let mut fixture = Fixture::new(ROOMY);
     let connections = fixture.connections();
     let down = |addresses: &[IpAddr]| NodePlan { down: addresses.iter().copied().collect(), ..node([1, 2]) };

@@ -140,7 +140,7 @@ fn stacks_error<F: Errors>(kind: [u8; 2], is_limited: bool) {
 }
 
 #[test]
-fn error_of_the_stack_about_a_packet_with_snat_reaches_the_client() {
+fn stack_error_after_snat_reaches_client() {
     stacks_error::<V4>(V4::UNREACHABLE, true);
     stacks_error::<V4>([3, 4], false);
     stacks_error::<V6>(V6::UNREACHABLE, true);

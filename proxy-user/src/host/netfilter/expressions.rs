@@ -1,6 +1,7 @@
 //! Expressions of nftables rules (`include/uapi/linux/netfilter/nf_tables.h`).
 
 use super::message::{NESTED, nested};
+use crate::host::devices::LOOPBACK;
 
 /// `NFTA_LIST_ELEM`.
 const ELEMENT: u16 = 1;
@@ -24,8 +25,6 @@ const MASQUERADE_LABEL: u128 = 1 << 127;
 /// `NFT_META_MARK`, `NFT_META_IIF`.
 const META_MARK: u32 = 3;
 const META_IIF: u32 = 4;
-/// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
 /// `NFT_META_L4PROTO`.
 const META_PROTOCOL: u32 = 16;
 /// `NFT_PAYLOAD_TRANSPORT_HEADER`, and the offset of the flags in TCP's header.
