@@ -13,7 +13,7 @@ use super::route::route;
 use super::{Met, Model, Must};
 use crate::forge::{ETHERNET, SYN};
 use crate::scenario::{Endpoint, Kind, Location, SCTP, Service, TCP, UDP, address};
-use crate::target::{Device, Hook};
+use crate::target::{Counters, Device, Hook};
 use crate::tunnel::{MAX_HOPS, Outer, hops_of, is_encapsulated, number_of, taken_out, time_to_live};
 
 /// How an encapsulated packet arrived.
@@ -173,7 +173,15 @@ impl Model {
             return Ok(self.refuse_quietly(service.id, Reason::SourceNotAllowed));
         }
         let Some((endpoint, is_second)) = choice else {
-            return Ok(self.refuse_quietly(service.id, Reason::TunnelNoEndpoint));
+            // Only the counters show that a packet was dropped after the table had selected an endpoint of a third node.
+            let invalid = |counters: &Counters| {
+                counters.refusals.get(&(service.id, Reason::InvalidState)).copied().unwrap_or_default()
+            };
+            let is_invalid = !segment.may_begin()
+                && self.of_third_nodes(service, segment, is_local, came).next().is_some()
+                && invalid(&met.target.counters()) > invalid(&self.counters);
+            let reason = if is_invalid { Reason::InvalidState } else { Reason::TunnelNoEndpoint };
+            return Ok(self.refuse_quietly(service.id, reason));
         };
         if segment.proto != UDP && !segment.may_begin() {
             return Ok(self.refuse_quietly(service.id, Reason::InvalidState));
@@ -203,17 +211,9 @@ impl Model {
             .clone()
             .filter(|endpoint| is_it(&endpoint))
             .or_else(|| service.extent(is_local).filter(|endpoint| endpoint.serves).find(is_it).cloned());
-        // The current table is that of the endpoints in the slots, whose hash the model does not have.
-        if came.hops == 1
-            && !came.is_settled()
-            && service.has_table()
-            && self.has_second_chance(service, segment, true)
-            && let Some((chosen, _)) = choice(met, segment)
-            && let Some(endpoint) = service.extent(is_local).find(|endpoint| endpoint.addr == chosen)
-            && endpoint.serves
-            && endpoint.has_tunnel
-            && !endpoint.is_local
-            && number_of(endpoint.addr) != came.number
+        if let Some((chosen, _)) = choice(met, segment)
+            && let Some(endpoint) =
+                self.of_third_nodes(service, segment, is_local, came).find(|endpoint| endpoint.addr == chosen)
         {
             return Some((endpoint.clone(), true));
         }
@@ -227,6 +227,28 @@ impl Model {
             }
             (_, current) => current.map(|endpoint| (endpoint, false)),
         }
+    }
+
+    /// Returns the endpoints on other nodes to which the second chance may lead a packet. The current table decides, which is
+    /// that of the endpoints in the slots; the model does not have its hash.
+    fn of_third_nodes<'a>(
+        &self,
+        service: &'a Service,
+        segment: &Segment,
+        is_local: bool,
+        came: Came,
+    ) -> impl Iterator<Item = &'a Endpoint> {
+        let may_be = came.hops == 1
+            && !came.is_settled()
+            && service.has_table()
+            && self.has_second_chance(service, segment, true);
+        service.extent(is_local).filter(move |endpoint| {
+            may_be
+                && endpoint.serves
+                && endpoint.has_tunnel
+                && !endpoint.is_local
+                && number_of(endpoint.addr) != came.number
+        })
     }
 
     /// Returns the endpoint that had a connection before the endpoints changed, if the packet may be in mid-connection.
