@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,6 +15,7 @@ use axum::extract;
 use axum::http::HeaderValue;
 use axum::response::Response;
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::answer::{RETRY, State, json};
@@ -38,25 +40,56 @@ struct CheckContext {
     service: ServiceName,
     family: IpFamily,
     state: State,
+    fault: Arc<Fault>,
 }
+
+/// Why a server cannot listen; `None`: it listens.
+#[derive(Debug)]
+struct Fault {
+    reason: Mutex<Option<String>>,
+    /// Woken when the reason changes.
+    changed: Arc<Notify>,
+}
+
+impl Fault {
+    fn set(&self, reason: Option<String>) {
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        self.changed.notify_one();
+    }
+
+    fn get(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The cause of the standing faults of servers that cannot listen.
+const CAUSE: &str = "health check node ports";
 
 /// Runs the servers that the status requires, until the future is dropped.
 pub async fn serve(state: State) {
     let mut status = state.status.clone();
     let mut servers: BTreeMap<Key, Server> = BTreeMap::new();
     let connections = Connections::new(MOST);
+    let faults = Arc::new(Notify::new());
     loop {
         let wanted = wanted(&status.borrow_and_update());
         servers.retain(|key, _| wanted.contains(key));
         for key in wanted {
             let (service, address) = key.clone();
             let family = IpFamily::of(address.ip());
-            let context = CheckContext { service, family, state: state.clone() };
             let connections = connections.clone();
-            servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, context, connections))));
+            servers.entry(key).or_insert_with(|| {
+                let fault = Arc::new(Fault { reason: Mutex::default(), changed: Arc::clone(&faults) });
+                let context = CheckContext { service, family, state: state.clone(), fault: Arc::clone(&fault) };
+                Server { task: tokio::spawn(run(address, context, connections)), fault }
+            });
         }
-        if status.changed().await.is_err() {
-            return;
+        state.metrics.recent.set_standing(CAUSE, servers.values().filter_map(|server| server.fault.get()));
+        tokio::select! {
+            changed = status.changed() => if changed.is_err() {
+                return;
+            },
+            () = faults.notified() => {}
         }
     }
 }
@@ -72,11 +105,14 @@ fn wanted(status: &Status) -> BTreeSet<Key> {
 }
 
 /// A server that ends, and frees its port, when this is dropped.
-struct Server(JoinHandle<()>);
+struct Server {
+    task: JoinHandle<()>,
+    fault: Arc<Fault>,
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
@@ -88,12 +124,20 @@ async fn run(address: SocketAddr, context: CheckContext, connections: Connection
         match open_one(address, true) {
             Ok(listener) => {
                 tracing::debug!(service = %context.service, %address, "health check server started");
+                if failures > 1 {
+                    context.fault.set(None);
+                }
                 failures = 0;
                 connections.serve(&listener, &router).await;
             }
             Err(error) => {
                 failures = failures.saturating_add(1);
                 if failures == 2 {
+                    context.fault.set(Some(format!(
+                        "Service {}: cannot listen on its healthCheckNodePort at {address}: {error}; load balancers get \
+                         the answers of the process that has the port",
+                        context.service
+                    )));
                     tracing::warn!(
                         service = %context.service, %address, %error,
                         "cannot listen on the healthCheckNodePort; retrying every 5 s"
@@ -130,7 +174,7 @@ struct Named<'a> {
 }
 
 async fn answer(extract::State(context): extract::State<CheckContext>) -> Response {
-    let CheckContext { service, family, state } = context;
+    let CheckContext { service, family, state, .. } = context;
     let local = |status: &Status| Some(*status.health_checks.get(&service)?.local.get(&family)?);
     let local_endpoints = local(&state.status.borrow()).unwrap_or_default();
     let service_proxy_healthy = report(&state, Check::Healthz).is_healthy();

@@ -1,5 +1,6 @@
 use super::*;
 use crate::http::tests::{ago, fetch, state};
+use crate::metrics::Metrics;
 use proxy_core::plan::HealthCheck;
 use proxy_core::testing::free_port;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,6 +13,7 @@ struct Node {
     status: watch::Sender<Status>,
     server: JoinHandle<()>,
     events: mpsc::Receiver<Notice>,
+    metrics: Arc<Metrics>,
 }
 
 impl Node {
@@ -20,8 +22,20 @@ impl Node {
         let status = watch::Sender::new(Status { listen, ..Status::default() });
         let (notices, events) = mpsc::channel(8);
         let state = State { status: status.subscribe(), notices, ..state(Status::default()) };
+        let metrics = Arc::clone(&state.metrics);
         let server = tokio::spawn(serve(state));
-        Self { status, server, events }
+        Self { status, server, events, metrics }
+    }
+
+    /// Waits until `/status` has so many faults of health check ports, and returns them.
+    async fn faults(&self, count: usize) -> Vec<String> {
+        loop {
+            let faults = self.metrics.recent.standing_of(CAUSE);
+            if faults.len() == count {
+                return faults;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Sets a Service with this health check port and `local` ready endpoints on this node.
@@ -141,17 +155,19 @@ async fn ports_open_and_close_with_their_services() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_tried_again() {
+async fn port_in_use_is_a_fault_in_status_until_it_is_free() {
     let port = free_port();
     let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut node = Node::start();
     node.service("web", port, 1);
     node.events.recv().await.unwrap();
+    assert!(node.faults(1).await[0].starts_with("Service shop/web: cannot listen on its healthCheckNodePort"));
     drop(taken);
     tokio::time::pause();
     tokio::time::advance(RETRY).await;
     tokio::time::resume();
     assert_eq!(node.ask(port).await.unwrap().0, 200);
+    node.faults(0).await;
 }
 
 #[tokio::test]
