@@ -31,6 +31,20 @@ pub struct SocketStorage {
     pub watched: u8,
 }
 
+/// Returns the number of the family with addresses of type `A` in [`SocketStorage`] and [`SocketPeer`].
+#[inline(always)]
+pub const fn socket_family<A: Address>() -> u8 {
+    if size_of::<A>() == size_of::<u32>() { 4 } else { 6 }
+}
+
+impl SocketStorage {
+    /// Whether the socket is connected to this backend through a Service.
+    #[inline(always)]
+    pub fn has_backend(&self, family: u8, addr: &[u32; 4], port: u16) -> bool {
+        self.family == family && self.backend_port == port && same_words(&self.backend, addr)
+    }
+}
+
 /// In [`SocketStorage::counted`]: the backend is selected by the time to the first answer.
 pub const TIMED: u8 = 2;
 
@@ -117,6 +131,12 @@ impl SocketPeers {
     #[inline(always)]
     pub fn shown(&self, family: u8, addr: &[u32; 4], port: u16) -> Option<u32> {
         self.find(|peer| peer.shown != 0 && peer.has_backend(family, addr, port))
+    }
+
+    /// Whether one of the peers has this backend.
+    #[inline(always)]
+    pub fn has_backend(&self, family: u8, addr: &[u32; 4], port: u16) -> bool {
+        self.find(|peer| peer.has_backend(family, addr, port)).is_some()
     }
 
     /// Returns the place for a new frontend: a free one, or that of a backend that does not serve any more.

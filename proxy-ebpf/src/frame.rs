@@ -279,6 +279,12 @@ pub trait Frame: Copy {
     /// Whether a TCP socket of the hook's network namespace has a connection with this source and destination. Not called for early
     /// hooks.
     fn has_connection<A: Address>(self, key: &FlowKey<A>) -> bool;
+    /// Whether the packet's socket, if it is of this node, connects or sends to a Service for which the socket programs have
+    /// selected this backend. Not called for early hooks.
+    #[inline(always)]
+    fn is_for_backend_of_socket<A: Address>(self, _addr: &A, _port: u16) -> bool {
+        false
+    }
     /// Sends the packet out of a device, with its current link-layer header. Returns the program's verdict.
     fn redirect(self, ifindex: u32) -> i32;
     /// Redirects the packet to the ingress of a device. Returns the program's verdict.

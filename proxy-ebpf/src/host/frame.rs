@@ -278,6 +278,10 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().has_connection
     }
 
+    fn is_for_backend_of_socket<A: Address>(self, _: &A, _: u16) -> bool {
+        self.skb().is_for_backend_of_socket
+    }
+
     fn redirect(self, ifindex: u32) -> i32 {
         self.set_translated();
         self.skb().redirect = Some(Redirect::Out(ifindex));

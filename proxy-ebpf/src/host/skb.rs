@@ -140,6 +140,8 @@ pub struct Skb {
     pub routes: Routes,
     /// Whether a TCP socket of the node has a connection for this packet.
     pub has_connection: bool,
+    /// Whether the socket programs have given the packet's socket this destination.
+    pub is_for_backend_of_socket: bool,
     /// Whether a program has marked the packet as translated (`tc_index`).
     pub is_translated: bool,
     /// The mark, which netfilter and the routing rules see.
@@ -394,6 +396,7 @@ impl HostPacket {
             checksum: ChecksumState::None,
             routes: Routes::default(),
             has_connection: false,
+            is_for_backend_of_socket: false,
             is_translated: false,
             mark: 0,
             redirect: None,

@@ -9,9 +9,11 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;
 use proxy_common::flow::FlowKey;
+use proxy_common::socket::socket_family;
 
 use super::fib::{self, size};
 use super::skb::Skb;
+use super::sockets::{peers, storage};
 use super::{calls, lookup};
 use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6, VLAN_ID};
@@ -271,6 +273,17 @@ impl Frame for Skb {
     fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {
         // SAFETY: a valid context.
         unsafe { fib::lookup(self.raw().cast(), self.ifindex(), src, dst, length, route, false) }
+    }
+
+    #[inline(always)]
+    fn is_for_backend_of_socket<A: Address>(self, addr: &A, port: u16) -> bool {
+        // SAFETY: as in `ethertype`.
+        let socket = unsafe { (*self.raw()).__bindgen_anon_2.sk };
+        let (family, addr) = (socket_family::<A>(), addr.words());
+        // SAFETY: a map value, of the socket that has sent the packet.
+        storage(socket, false).is_some_and(|storage| unsafe { (*storage).has_backend(family, &addr, port) })
+            // SAFETY: as above.
+            || peers(socket, false).is_some_and(|peers| unsafe { (*peers).has_backend(family, &addr, port) })
     }
 
     #[inline(always)]

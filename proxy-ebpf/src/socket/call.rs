@@ -59,6 +59,7 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let orig_dst = orig_dst(call);
     let refusal = match find(maps, call, &orig_dst, Call::Connect) {
         Ok(Some(service)) => match select(maps, call, &service) {
+            Ok(selected) if is_translated_again(maps, call, &selected) => None,
             Ok(selected) => {
                 peer::connected(maps, call, &service, &selected, &orig_dst);
                 count_connection(maps, call, &service, selected.id);
@@ -99,6 +100,7 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
                 return ALLOW;
             }
             match select(maps, call, &service) {
+                Ok(selected) if is_translated_again(maps, call, &selected) => None,
                 Ok(selected) => {
                     unconnected::put(maps, call, service.id, &selected);
                     count_connection(maps, call, &service, selected.id);
@@ -231,6 +233,21 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u
 #[inline(always)]
 fn packets_are_translated<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> Option<Time> {
     maps.time().filter(|time| !is_host(maps, call.netns()) && decide::is_attended(time.config, time.now))
+}
+
+/// Whether a hook would translate packets to this backend again, since its address and port are those of a Service, too: that
+/// Service may have other ranges or policies. Packets to the frontend are translated once. (Those of the node's own sockets are
+/// recognised by their socket.)
+#[inline(always)]
+fn is_translated_again<S: Sockaddr, M: SocketMaps<S>>(
+    maps: M,
+    call: &S,
+    selected: &SelectedBackend<Words<M>>,
+) -> bool {
+    let SelectedBackend { addr, port, .. } = *selected;
+    !maps.may_be(Role::Frontend, &addr, port, call.proto()).is_no()
+        && packets_are_translated(maps, call).is_some()
+        && lookup::frontend(maps, addr, port, call.proto(), false, NODE_ADDR_PORTS).is_some()
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections

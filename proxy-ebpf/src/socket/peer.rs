@@ -4,7 +4,9 @@
 use proxy_common::reason::Reason;
 use proxy_common::select::{is_by_latency, is_by_load};
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TIMED, TO_FRONTEND, USED_WITHIN};
+use proxy_common::socket::{
+    SocketEntry, SocketKey, SocketStorage, TIMED, TO_FRONTEND, USED_WITHIN, socket_family,
+};
 use proxy_common::{Address, Family, decide};
 
 use crate::env::{OpenConnections, Sockets, Words};
@@ -32,20 +34,6 @@ pub fn orig_dst<S: Sockaddr>(call: &S) -> OrigDst<<S::Family as Family>::Words> 
     OrigDst { addr: decide::loopback_of_zero(&call.addr()), port: call.port(), proto: call.proto() }
 }
 
-/// Returns the number of the family in a [`SocketStorage`].
-#[inline(always)]
-pub fn family_number<F: Family>() -> u8 {
-    if F::INDEX == 0 { 4 } else { 6 }
-}
-
-/// Whether the socket is connected to this address, by its storage.
-#[inline(always)]
-fn is_connected_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u16) -> bool {
-    storage.family == family_number::<F>()
-        && storage.backend_port == port
-        && same(&storage.backend, &addr.words())
-}
-
 /// Stores the original destination of a connected socket, and its backend.
 #[inline(always)]
 pub fn connected<S: Sockaddr, M>(
@@ -66,7 +54,7 @@ pub fn connected<S: Sockaddr, M>(
                 backend_port: backend.port,
                 service: service.id,
                 backend_id: backend.id,
-                family: family_number::<S::Family>(),
+                family: socket_family::<Words<M>>(),
                 reserved: 0,
                 counted: if is_by_latency(service.algorithm) {
                     TIMED
@@ -155,7 +143,8 @@ where
     let storage = call.storage(false)?;
     // SAFETY: the socket's own storage.
     let storage = unsafe { &*storage };
-    is_connected_to::<S::Family>(storage, &peer.addr, peer.port)
+    storage
+        .has_backend(socket_family::<A>(), &peer.addr.words(), peer.port)
         .then(|| (Address::from_words(storage.frontend), storage.frontend_port))
 }
 
@@ -168,7 +157,7 @@ where
     let storage = call.storage(false)?;
     // SAFETY: the socket's own storage.
     let storage = unsafe { &*storage };
-    let is_same = storage.family == family_number::<S::Family>()
+    let is_same = storage.family == socket_family::<A>()
         && storage.frontend_port == frontend.port
         && same(&storage.frontend, &frontend.addr.words());
     is_same.then(|| (Address::from_words(storage.backend), storage.backend_port))

@@ -3,10 +3,10 @@
 use proxy_common::Address;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BackendEntry};
 use proxy_common::socket::{
-    SOCKET_PEERS, SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND,
+    SOCKET_PEERS, SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND, socket_family,
 };
 
-use super::peer::{self, OrigDst, family_number, orig_dst};
+use super::peer::{self, OrigDst, orig_dst};
 use crate::env::{Services, Sockets, Words};
 use crate::header::same;
 use crate::select::backend::SelectedBackend;
@@ -47,7 +47,7 @@ where
     peer::disconnected(maps, call);
     let OrigDst { addr, port, .. } = orig_dst(call);
     if let Some(peers) = peers(call, false)
-        && let Some(place) = peers.of_frontend(family_number::<S::Family>(), &addr.words(), port)
+        && let Some(place) = peers.of_frontend(socket_family::<Words<M>>(), &addr.words(), port)
     {
         let place = opaque_place(place, &addr);
         if peers.at(place).shown == 0 {
@@ -78,7 +78,7 @@ where
     M: Sockets<Family = S::Family>,
 {
     let OrigDst { addr, port, .. } = orig_dst(call);
-    let family = family_number::<S::Family>();
+    let family = socket_family::<Words<M>>();
     if let Some(peers) = peers(call, true) {
         let serves = |peer: &SocketPeer| is_serving(maps, peer);
         let place = peers.of_frontend(family, &addr.words(), port).or_else(|| again(peers).vacant(serves));
@@ -132,7 +132,7 @@ fn row<M: Services>(
 #[inline(always)]
 fn is_serving<M: Services>(maps: M, peer: &SocketPeer) -> bool {
     let addr = Address::from_words(peer.backend);
-    peer.family != family_number::<M::Family>()
+    peer.family != socket_family::<Words<M>>()
         || row(maps, peer.backend_id, peer.service, &addr, peer.backend_port)
             .is_some_and(|row| row.state == BACKEND_ACTIVE)
 }
@@ -153,7 +153,7 @@ pub fn direct<S: Sockaddr, M: Sockets<Family = S::Family>>(maps: M, call: &S, di
 #[inline(always)]
 fn hide<S: Sockaddr, A: Address>(call: &S, addr: &A, port: u16) {
     if let Some(peers) = peers(call, false) {
-        peers.hide(family_number::<S::Family>(), &addr.words(), port);
+        peers.hide(socket_family::<A>(), &addr.words(), port);
     }
 }
 
@@ -165,7 +165,7 @@ where
     M: Sockets<Family = S::Family>,
 {
     if let Some(peers) = peers(call, false)
-        && let Some(place) = peers.shown(family_number::<S::Family>(), &peer.addr.words(), peer.port)
+        && let Some(place) = peers.shown(socket_family::<Words<M>>(), &peer.addr.words(), peer.port)
     {
         let shown = peers.at(opaque_place(place, &peer.addr));
         row(maps, shown.backend_id, shown.service, &peer.addr, peer.port)?;

@@ -55,8 +55,12 @@ pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<W
         return Step::Pass;
     }
     let (key, lookup) = (&packet.key, to_frontend(maps, packet));
-    if lookup.is_none() && !maps.is_service_address(&key.dst) || maps.node_addr(&key.src) & NODE_ADDR_OWN == 0
-    {
+    let passes = match lookup {
+        // The socket programs have translated the call to a Service, and the endpoint is also the frontend of a Service.
+        Some(_) => frame.is_for_backend_of_socket(&key.dst, key.dst_port),
+        None => !maps.is_service_address(&key.dst),
+    };
+    if passes || maps.node_addr(&key.src) & NODE_ADDR_OWN == 0 {
         return leaving(maps, frame, packet);
     }
     lookup.map_or(Step::NewFlow, Step::from)

@@ -180,6 +180,12 @@ fn the_stage_of_what_leaves<F: Net>() {
         let frame = HostPacket::new(&[]).edit(|skb| skb.is_translated = is_translated);
         local_origin(maps, frame.frame(), &packet)
     };
+    let of_socket = |packet| {
+        let frame = HostPacket::new(&[]).edit(|skb| skb.is_for_backend_of_socket = true);
+        local_origin(maps, frame.frame(), &packet)
+    };
+    assert_eq!(of_socket(at(outside, backend)), Step::Pass, "the socket's call was translated");
+    assert_eq!(of_socket(at(forwarded, backend)), Step::DirectEgress, "its replies could be mistaken");
     assert_eq!(made(at(outside, frontend), false), Step::Established);
     assert_eq!(made(at(forwarded, frontend), false), Step::Established);
     assert_eq!(made(at(outside, backend), false), Step::Established);

@@ -213,6 +213,29 @@ fn attended<F: Net>() {
 
 families!(connected_udp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends = attended());
 
+/// The endpoint of a Service is also the address of another one, as with an ingress controller in the node's namespace.
+fn endpoint_is_frontend<F: Net>() {
+    let maps = socket_maps::<F>();
+    attend(maps);
+    let left = Ok(frontend::<F>());
+    let calls = |netns| {
+        let [tcp, udp] = [PROTO_TCP, PROTO_UDP].map(|proto| socket(maps, netns, proto));
+        [connect(maps, &tcp, frontend::<F>()), send(maps, &udp, frontend::<F>())]
+    };
+    // Another address shares its bit.
+    maps.add_frontend_bit(&backend::<F>().0, backend::<F>().1, PROTO_TCP);
+    assert_eq!(calls(POD_A), [Ok(backend::<F>()); 2]);
+    for proto in [PROTO_TCP, PROTO_UDP] {
+        add_frontend(maps, backend::<F>(), proto, (70, &[7]), ServiceEntry { id: 2, ..CLUSTER });
+    }
+    assert_eq!((calls(POD_A), calls(NODE)), ([left; 2], [Ok(backend::<F>()); 2]));
+    assert_eq!(maps.stats_of(1).connections, 4, "the packet programs count a pod's connections");
+    maps.advance(15 * HZ);
+    assert_eq!(calls(POD_A), [Ok(backend::<F>()); 2], "the agent has stopped");
+}
+
+families!(pods_calls_are_left_to_the_packets_if_the_endpoint_is_a_frontend = endpoint_is_frontend());
+
 fn changing<F: Net>() {
     let maps = socket_maps::<F>();
     let set = |flags| {

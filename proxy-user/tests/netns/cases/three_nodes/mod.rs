@@ -8,9 +8,11 @@ mod look;
 pub mod objects;
 pub mod rule;
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
 
 use self::look::{cells, table};
 use self::objects::{CLUSTER, node_object, objects};
@@ -20,7 +22,7 @@ use crate::fixture::{SOON, eventually};
 use crate::nodes::{BRIDGE, Node, Nodes, PREFIX, node_ip};
 use crate::peer::{Attempt, SocketKind};
 use proxy_testbed::Family;
-use proxy_testbed::manifest::{cluster_ip, yaml};
+use proxy_testbed::manifest::{cluster_ip, ready_on, service_object, slices, tcp_and_udp, yaml};
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "three_nodes::kubeadms_configuration", run: || matrix(Mode::Kubeadm) },
@@ -30,6 +32,10 @@ pub const CASES: &[NodesCase] = &[
     NodesCase { name: "three_nodes::bridge_interface", run: || matrix(Mode::Bridge) },
     NodesCase { name: "three_nodes::interface_name_prefix", run: || matrix(Mode::Prefix) },
     NodesCase { name: "three_nodes::one_port_to_a_node_port_and_a_cluster_address", run: one_port },
+    NodesCase {
+        name: "three_nodes::call_of_a_node_to_an_endpoint_that_is_a_frontend_is_translated_once",
+        run: frontend_is_endpoint,
+    },
 ];
 
 /// Returns the flags of the mode, which are the same on every node.
@@ -76,6 +82,45 @@ fn one_port() -> Result<()> {
             let seen = client.hears(id, Some(to)).with_context(|| format!("message {round}"))?;
             ensure!(seen.from == Some(to), "message {round}: {to} answers from {:?}", seen.from);
             ensure!(seen.server == "1/2", "message {round}: served by {}", seen.server);
+        }
+    }
+    Ok(())
+}
+
+/// The endpoints of a Service are the nodes' processes, and its external addresses the nodes', with the same ports. Were the node's
+/// packets to the endpoint of another node translated again, some would lead to its own process, which they cannot reach.
+fn frontend_is_endpoint() -> Result<()> {
+    const NUMBER: u8 = 60;
+    let mut nodes = Nodes::new()?;
+    let addresses =
+        Family::BOTH.into_iter().flat_map(|family| (1..=3).map(move |node| node_ip(family, node)));
+    let spec = json!({
+        "externalIPs": addresses.collect::<Vec<_>>(),
+        "ports": [
+            {"name": "tcp", "port": 8080, "protocol": "TCP"},
+            {"name": "udp", "port": 5353, "protocol": "UDP"},
+        ],
+    });
+    let slices = slices("ingress", "ingress", &tcp_and_udp([8080, 5353]), |family| {
+        (1..=3).map(|node| ready_on(node_ip(family, node), &format!("node{node}"))).collect()
+    });
+    let service = service_object("ingress", NUMBER, &spec);
+    nodes.folder.put_text("all", &yaml([service].into_iter().chain(slices)))?;
+    nodes.begin(&[])?;
+    let client = &nodes.all[0].host;
+    for family in Family::BOTH {
+        for kind in SocketKind::ALL {
+            let port = if kind.is_tcp() { 8080 } else { 5353 };
+            for to in [cluster_ip(family, NUMBER), node_ip(family, 1), node_ip(family, 2)] {
+                let attempt = Attempt { patience: 5, ..Attempt::new(kind, (to, port).into()) };
+                eventually(SOON, || client.reach(attempt))?;
+                let mut servers = BTreeSet::new();
+                for round in 0..24 {
+                    let seen = client.reach(attempt).with_context(|| format!("{kind:?} to {to}: {round}"))?;
+                    servers.insert(seen.server);
+                }
+                ensure!(servers.len() == 3, "{kind:?} to {to}: served by {servers:?}");
+            }
         }
     }
     Ok(())
