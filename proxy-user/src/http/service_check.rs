@@ -80,7 +80,8 @@ pub async fn serve(state: State) {
             let connections = connections.clone();
             servers.entry(key).or_insert_with(|| {
                 let fault = Arc::new(Fault { reason: Mutex::default(), changed: Arc::clone(&faults) });
-                let context = CheckContext { service, family, state: state.clone(), fault: Arc::clone(&fault) };
+                let context =
+                    CheckContext { service, family, state: state.clone(), fault: Arc::clone(&fault) };
                 Server { task: tokio::spawn(run(address, context, connections)), fault }
             });
         }

@@ -161,7 +161,9 @@ async fn port_in_use_is_a_fault_in_status_until_it_is_free() {
     let mut node = Node::start();
     node.service("web", port, 1);
     node.events.recv().await.unwrap();
-    assert!(node.faults(1).await[0].starts_with("Service shop/web: cannot listen on its healthCheckNodePort"));
+    assert!(
+        node.faults(1).await[0].starts_with("Service shop/web: cannot listen on its healthCheckNodePort")
+    );
     drop(taken);
     tokio::time::pause();
     tokio::time::advance(RETRY).await;
