@@ -127,6 +127,9 @@ pub enum SyncError {
     /// move when endpoints change.
     #[error("no room for a Maglev table of {} words: {} are free, the longest free range has {}; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
     Tables(NoRoom),
+    /// The same while previous tables leave, whose room the next try gets; the port keeps its table for so long.
+    #[error("a Maglev table of {} words waits for the room of previous ones", .0.wanted)]
+    TableWaits(NoRoom),
     /// The table of source ranges has too few free entries.
     #[error("no room for {}: {} are free; raise --max-source-ranges", plural(.0.wanted, "source range"), .0.free)]
     Ranges(NoRoom),
@@ -189,6 +192,8 @@ pub(super) struct Failure {
 pub(super) enum Effect {
     /// The port serves, without all that it asks for.
     Degraded,
+    /// The port serves with what it had until there is room, which is no problem.
+    Waits,
     /// The port's objects ask for what this node cannot do: they do not fit.
     Object,
     /// The kernel refuses what it should accept.

@@ -200,10 +200,11 @@ impl<S: Store> Reconciler<S> {
             applied.ranges.next_quarantine_end(),
         ];
         let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
+        let next_ports = quarantine.next_ports(applied);
         let ids = [
             due(applied.endpoints.next_quarantine_end(), true),
             due(applied.ports.next_quarantine_end(), true)
-                .map(|at| quarantine.next_ports.map_or(at, |next| at.max(next))),
+                .map(|at| next_ports.map_or(at, |next| at.max(next))),
         ];
         let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
@@ -248,7 +249,7 @@ impl<S: Store> Reconciler<S> {
     /// Returns all problems, sorted and without duplicates.
     pub fn problems(&self) -> Vec<Problem> {
         let mut all: Vec<Problem> = self.services.plan_problems.values().flatten().cloned().collect();
-        all.extend(self.services.failures.values().map(|failure| failure.problem.clone()));
+        all.extend(self.services.failed());
         all.extend(self.services.shares.problems());
         all.extend(self.services.claims.problems());
         all.extend(self.node_problems());
@@ -264,8 +265,7 @@ impl<S: Store> Reconciler<S> {
     /// Returns the failures of this node, sorted by Service port: a part of [`Reconciler::problems`]. Most of the others
     /// are problems of the objects, which every node finds.
     pub fn failed(&self) -> Vec<Problem> {
-        let failures = self.services.failures.values().map(|failure| failure.problem.clone());
-        failures.chain(self.services.shares.problems()).collect()
+        self.services.failed().chain(self.services.shares.problems()).collect()
     }
 
     /// Returns the number of Service ports that drop clients of a scope, though other nodes have endpoints, by scope and

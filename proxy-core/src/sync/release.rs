@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 use super::applied::Applied;
 use super::index::BackendKey;
 use super::job::{Failure, Owner, Steps, SyncError};
+use super::shares::RESERVE;
 use super::writer::Writer;
 use crate::model::Problem;
 use crate::plan::ServicePortName;
 use crate::store::FilterBit as Bit;
 use crate::store::{FlowUse, NoFlows, Store, Table, Write};
 
-/// Minimum time between two searches for the filter bits that connections need, and for ids of Service ports if some are still in
-/// use: each search reads all flows.
+/// Minimum time between two searches for the filter bits that connections need, and for ids of Service ports if flows have had some
+/// of them: each search reads all flows.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
-/// Minimum time between two searches for ids of Service ports if flows have had none of them, or if all ids are taken.
-const PORTS_PERIOD: Duration = Duration::from_mins(1);
+/// Minimum time between two searches for ids of Service ports if flows have had none of them, or if ids are short.
+const PORTS_PERIOD: Duration = Duration::from_secs(10);
 
 /// Minimum time between two syncs that only free things. Ids of endpoints are freed together at most this often, because
 /// the agent has to read their counts of open connections.
@@ -35,15 +36,15 @@ pub(super) struct Releases {
     pub(super) next_release: Option<Instant>,
     /// Earliest time at which ids of endpoints may be freed; `None`: at any time.
     next_ids: Option<Instant>,
-    /// Earliest time at which ids of Service ports may be freed; `None`: at any time.
-    pub(super) next_ports: Option<Instant>,
+    /// When flows were searched for ids of Service ports, and whether they had some.
+    ports_search: Option<(Instant, bool)>,
     /// Earliest time of the next sync that only frees things; `None`: at any time.
     next_free: Option<Instant>,
 }
 
 impl Default for Releases {
     fn default() -> Self {
-        let (next_release, next_ids, next_ports, next_free) = (None, None, None, None);
+        let (next_release, next_ids, ports_search, next_free) = (None, None, None, None);
         Self {
             flows: Box::new(NoFlows),
             orphans: Vec::new(),
@@ -51,7 +52,7 @@ impl Default for Releases {
             failure: None,
             next_release,
             next_ids,
-            next_ports,
+            ports_search,
             next_free,
         }
     }
@@ -63,6 +64,14 @@ impl Releases {
     pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
         let next = [self.next_free, self.next_ids.filter(|_| is_id)];
         next.into_iter().flatten().fold(at, Instant::max)
+    }
+
+    /// Returns the earliest time at which ids of Service ports may be freed; `None`: at any time.
+    pub(super) fn next_ports(&self, applied: &Applied) -> Option<Instant> {
+        let (last, had_some) = self.ports_search?;
+        let limit = applied.ports.exhausted().limit as usize;
+        let is_short = applied.ports.used() >= limit - limit / RESERVE;
+        Some(last + if had_some && !is_short { RELEASE_PERIOD } else { PORTS_PERIOD })
     }
 
     /// Frees everything whose quarantine is over; returns whether this made space.
@@ -155,7 +164,7 @@ impl Releases {
     /// next owner, and be listed and deleted as its flow. The quarantine of the others restarts. Their names stay, which reserve
     /// the ids after a restart.
     fn releasable_ports<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(ServicePortName, u32)> {
-        if self.next_ports.is_some_and(|next| now < next) {
+        if self.next_ports(&writer.applied).is_some_and(|next| now < next) {
             return Vec::new();
         }
         let applied = &mut writer.applied;
@@ -168,9 +177,7 @@ impl Releases {
                 tracing::warn!(%error, "cannot read connections, so ids of removed Service ports are not freed");
                 ids
             });
-            let is_short = applied.ports.used() >= applied.ports.exhausted().limit as usize;
-            self.next_ports =
-                Some(now + if used.is_empty() || is_short { PORTS_PERIOD } else { RELEASE_PERIOD });
+            self.ports_search = Some((now, !used.is_empty()));
             waiting.extend(ports.extract_if(.., |(_, id)| used.contains(id)));
         }
         for (port, _) in waiting {

@@ -15,7 +15,7 @@ use super::applied::{Applied, is_address};
 use super::claims::Claims;
 use super::entries::{SlotMember, backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
 use super::job::{DesiredPort, Effect, Failure, Job, Owner, Steps, SyncError, Touched};
-use super::shares::{Limit, Resource, Shares};
+use super::shares::{Limit, Resource, Shares, least_endpoints};
 use super::writer::Writer;
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
@@ -157,6 +157,12 @@ impl Services {
         due.map(|(owner, _)| owner.clone())
     }
 
+    /// Returns the problems of failures, sorted by Service port.
+    pub(super) fn failed(&self) -> impl Iterator<Item = Problem> {
+        let failures = self.failures.values().filter(|failure| failure.effect != Effect::Waits);
+        failures.map(|failure| failure.problem.clone())
+    }
+
     /// Returns whether problems may have changed since the last call.
     pub(super) fn take_new_problems(&mut self) -> bool {
         std::mem::take(&mut self.has_new_problems)
@@ -175,7 +181,10 @@ impl Services {
             (sum.failed, sum.all) = (sum.failed + share.failed, sum.all + share.all);
             by_kernel.entry(*family).or_default().insert(namespace, Share { failed: 0, all: share.all });
         }
-        let failures = self.failures.iter().filter(|(_, failure)| failure.effect != Effect::Degraded);
+        let failures = self
+            .failures
+            .iter()
+            .filter(|(_, failure)| !matches!(failure.effect, Effect::Degraded | Effect::Waits));
         let ports = failures.filter_map(|(owner, failure)| Some((owner.port()?, failure.effect)));
         for (port, effect) in ports.filter(|(port, _)| self.port_plan(port).is_some()) {
             all.entry(&port.namespace).or_default().failed += 1;
@@ -372,7 +381,8 @@ impl Services {
             job.wanted.insert(DesiredPort { reset_after: plan.reset_after, ..DesiredPort::default() });
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
         let limit = self.limit(port);
-        let most = limit.map_or(usize::MAX, |limit| limit.endpoints(plan.backends.len()));
+        let most =
+            limit.map_or(usize::MAX, |limit| limit.endpoints(plan.backends.len(), least_endpoints(plan)));
         for (at, facts) in by_need(plan).take(most) {
             let is_new = applied.endpoints.get(&(id, *at)).is_none();
             let is_allowed = !is_new || reserve.allows(applied, &capacity, Resource::Backends, port, 1);
@@ -456,7 +466,11 @@ impl Services {
                 writer.note_unused_bits(job.wanted.as_ref(), now);
                 let problem = cause.problem(&job.owner);
                 let mut failure = Failure::after(before.as_ref(), problem, now);
-                failure.effect = if job.stopped { cause.effect() } else { Effect::Degraded };
+                failure.effect = match cause {
+                    SyncError::TableWaits(_) => Effect::Waits,
+                    _ if job.stopped => cause.effect(),
+                    _ => Effect::Degraded,
+                };
                 self.failures.insert(job.owner, failure);
             }
         }

@@ -20,7 +20,7 @@ use crate::plan::{Access, FrontendPlan, PortPlan, ServicePlan, ServicePortName, 
 use crate::store::{Capacity, Table};
 
 /// The part of a table that is not planned.
-const RESERVE: usize = 8;
+pub(super) const RESERVE: usize = 8;
 
 /// A Service that needs more than one part in this many of what its namespace may have is large.
 const LARGE: u64 = 8;
@@ -98,7 +98,11 @@ impl Resource {
 
 /// How much of each resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Need([u64; Resource::ALL.len()]);
+struct Need {
+    all: [u64; Resource::ALL.len()],
+    /// The endpoints without which a frontend would have none.
+    least_endpoints: u64,
+}
 
 impl Need {
     fn of(plan: &ServicePlan) -> Self {
@@ -109,7 +113,7 @@ impl Need {
         for (id, port) in plan.ports.iter().filter(|(_, port)| !port.frontends.is_empty()) {
             need.add(Resource::Ports, 1);
             need.add(Resource::Backends, port.backends.len());
-            let (mut lists, mut tables) = (BTreeMap::new(), BTreeMap::new());
+            let mut tables = BTreeMap::new();
             for (frontend, what) in &port.frontends {
                 let v6 = frontend.address.is_ipv6();
                 need.add(if v6 { Resource::Frontends6 } else { Resource::Frontends }, 1);
@@ -117,16 +121,13 @@ impl Need {
                     let most = &mut ranges[usize::from(id.family == IpFamily::V6)];
                     *most = port.source_ranges.len().max(*most);
                 }
-                // Frontends of a port share their lists, which may be long.
-                lists.entry(what.slots.as_ref().map(|list| list.as_ptr())).or_insert(what);
                 if needs_table(port, what) {
                     tables.insert(what.policy == TrafficPolicy::Local, port.slot_count(what));
                 }
             }
+            need.least_endpoints += least_endpoints(port) as u64;
             // Equal lists share an extent.
-            let lists: BTreeMap<_, _> =
-                lists.into_values().map(|what| (what.slots.as_deref(), what)).collect();
-            need.add(Resource::Slots, lists.into_values().map(|what| slot_count(port, what)).sum());
+            need.add(Resource::Slots, lists(port).map(|what| slot_count(port, what)).sum());
             need.add(Resource::Maglev, tables.into_values().map(|count| length(count) as usize).sum());
         }
         need.add(Resource::Ranges, ranges[0]);
@@ -135,19 +136,40 @@ impl Need {
     }
 
     fn add(&mut self, resource: Resource, count: usize) {
-        self.0[resource as usize] += count as u64;
+        self.all[resource as usize] += count as u64;
     }
 
     /// Replaces the need `old`, which is a part of this one.
     fn replace(&mut self, old: Self, new: Self) {
-        for (all, (old, new)) in self.0.iter_mut().zip(old.0.into_iter().zip(new.0)) {
+        for (all, (old, new)) in self.all.iter_mut().zip(old.all.into_iter().zip(new.all)) {
             *all = (*all + new).saturating_sub(old);
         }
     }
 
     const fn get(&self, resource: Resource) -> u64 {
-        self.0[resource as usize]
+        self.all[resource as usize]
     }
+
+    /// Returns the least with which the Service can be served: one endpoint for each list of a port; of other resources, all.
+    const fn least(&self, resource: Resource) -> u64 {
+        if matches!(resource, Resource::Backends) { self.least_endpoints } else { self.get(resource) }
+    }
+}
+
+/// Returns a frontend for each of the different lists of endpoints.
+fn lists(port: &PortPlan) -> impl Iterator<Item = &FrontendPlan> {
+    // Frontends of a port share their lists, which may be long.
+    let by_address: BTreeMap<_, _> =
+        port.frontends.values().map(|what| (what.slots.as_ref().map(|list| list.as_ptr()), what)).collect();
+    let by_content: BTreeMap<_, _> =
+        by_address.into_values().map(|what| (what.slots.as_deref(), what)).collect();
+    by_content.into_values()
+}
+
+/// Returns with how many endpoints each frontend of the port that has endpoints has one.
+pub(super) fn least_endpoints(port: &PortPlan) -> usize {
+    let used = lists(port).filter(|what| port.slots(what).next().is_some()).count();
+    used.min(port.backends.len())
 }
 
 /// Returns the number of slots of a frontend; an endpoint has as many as its weight. The larger numbers of a slow start do not
@@ -191,13 +213,21 @@ struct Shortage {
     capacity: u64,
 }
 
+/// The part of its endpoints that a Service may have, counted once for each port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    count: u64,
+    /// How many of them a frontend would lack most: the first ones of each list of a port.
+    least: u64,
+    shortage: Shortage,
+}
+
 /// The limits of a Service that needs more than there is for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limit {
     refused: Option<Shortage>,
     no_table: Option<Shortage>,
-    /// How many of its endpoints it may have, counted once for each port, and how many it needs.
-    endpoints: Option<(u64, Shortage)>,
+    endpoints: Option<Part>,
 }
 
 impl Limit {
@@ -210,15 +240,19 @@ impl Limit {
         self.no_table.is_some()
     }
 
-    /// Returns how many of its endpoints a port may have: each port has the same part of them.
-    pub(super) fn endpoints(&self, of: usize) -> usize {
-        self.endpoints.map_or(of, |(limit, shortage)| (of as u64 * limit / shortage.need.max(1)) as usize)
+    /// Returns how many of its endpoints a port may have: the `least` with which each of its frontends has one, and each port the
+    /// same part of the others.
+    pub(super) fn endpoints(&self, of: usize, least: usize) -> usize {
+        let Some(part) = self.endpoints else { return of };
+        let (others, all) =
+            (part.count.saturating_sub(part.least), part.shortage.need.saturating_sub(part.least));
+        least + (of.saturating_sub(least) as u64 * others / all.max(1)) as usize
     }
 
     fn problems(&self, name: &ServiceName) -> impl Iterator<Item = Problem> {
         let effects = [
             (self.refused, "the Service is not programmed"),
-            (self.endpoints.map(|(_, shortage)| shortage), "some endpoints get no connections"),
+            (self.endpoints.map(|part| part.shortage), "some endpoints get no connections"),
             (self.no_table, "endpoints are selected without a Maglev table"),
         ];
         let object = format!("Service {name}");
@@ -264,8 +298,8 @@ impl Shares {
         let ((old, was_created), (new, is_created)) = (old.unwrap_or_default(), new.unwrap_or_default());
         // The older of two Services with equal needs comes first.
         let differs = |resource: &Resource| {
-            let needs = (old.get(*resource), new.get(*resource));
-            needs.0 != needs.1 || (needs.0 > 0 && was_created != is_created)
+            let [old, new] = [old, new].map(|need| (need.get(*resource), need.least(*resource)));
+            old != new || (old.0 > 0 && was_created != is_created)
         };
         self.changed.extend(Resource::ALL.into_iter().filter(differs));
         if old == new {
@@ -356,21 +390,31 @@ fn limits(
                 (need > large, *created, need, *name)
             });
             let mut left = share;
-            for (name, (needed, _)) in services {
-                let need = needed.get(resource);
-                if need <= left {
-                    left -= need;
-                    continue;
+            let has_least = |(_, (needed, _)): &(&ServiceName, &(Need, i64))| {
+                let after = left.checked_sub(needed.least(resource));
+                left = after.unwrap_or(left);
+                after.is_some()
+            };
+            let (some, none): (Vec<_>, Vec<_>) = services.into_iter().partition(has_least);
+            for (name, (needed, _)) in some {
+                let (need, least) = (needed.get(resource), needed.least(resource));
+                let more = left.min(need - least);
+                left -= more;
+                if least + more < need {
+                    let shortage = Shortage { resource, need, share, capacity: resource.capacity(capacity) };
+                    let part = Part { count: least + more, least, shortage };
+                    limits.entry(name.clone()).or_default().endpoints = Some(part);
                 }
+            }
+            for (name, (needed, _)) in none {
+                let need = needed.get(resource);
                 let shortage = Shortage { resource, need, share, capacity: resource.capacity(capacity) };
                 let limit = limits.entry(name.clone()).or_default();
-                match resource {
-                    Resource::Backends => limit.endpoints = Some((std::mem::take(&mut left), shortage)),
-                    Resource::Maglev => limit.no_table = Some(shortage),
-                    _ => {
-                        limit.refused = Some(shortage);
-                        all.replace(*needed, Need::default());
-                    }
+                if resource == Resource::Maglev {
+                    limit.no_table = Some(shortage);
+                } else {
+                    limit.refused = Some(shortage);
+                    all.replace(*needed, Need::default());
                 }
             }
         }
@@ -507,6 +551,36 @@ mod tests {
             assert_eq!(COUNTED.get() - before, 2 * usize::from(round), "{round}");
         }
         assert!(!shares.limits.is_empty());
+    }
+
+    /// Returns how many of its 10 endpoints each of 10 Services may have; `None`: it is refused.
+    fn parts(backends: u32) -> Vec<Option<usize>> {
+        let mut shares = Shares::default();
+        let names: Vec<_> = (0..10u8)
+            .map(|number| {
+                let (name, mut plan) = service(&number.to_string(), number, 0..10);
+                plan.iter_mut().for_each(|plan| plan.created = number.into());
+                shares.replace(&name, plan.as_ref());
+                name
+            })
+            .collect();
+        shares.update(&Capacity { backends, ..ROOMY });
+        let part = |name| {
+            let ports = shares.needs[name].0.get(Resource::Ports) as usize;
+            let all = |of| shares.limit(name).map_or(of, |limit| limit.endpoints(of, 1));
+            (!shares.is_refused(name)).then(|| ports * all(10))
+        };
+        names.iter().map(part).collect()
+    }
+
+    #[test]
+    fn service_that_does_not_fit_has_one_endpoint_for_each_port() {
+        assert_eq!(parts(1000), [Some(10); 10]);
+        // 49 of 56 ids may be used.
+        assert_eq!(parts(57)[..5], [Some(10), Some(10), Some(10), Some(10), Some(4)]);
+        assert_eq!(parts(57)[5..], [Some(1); 5]);
+        let parts = parts(8);
+        assert_eq!((&parts[..7], &parts[7..]), (&[Some(1); 7][..], &[None; 3][..]));
     }
 
     #[test]

@@ -69,9 +69,12 @@ impl<S: Store> Writer<S> {
                         steps.push(number, Write::MaglevIndex(index, row));
                     }
                     Err(no_room) => {
-                        job.cause.get_or_insert(SyncError::Tables(no_room));
                         let since = *self.applied.outdated.entry(index).or_insert(now);
-                        let is_over = old.current.words != 0 && since + OUTDATED <= now;
+                        let (has_table, is_late) = (old.current.words != 0, since + OUTDATED <= now);
+                        let is_over = has_table && is_late;
+                        let waits = has_table && !is_late && is_allowed;
+                        let cause = if waits { SyncError::TableWaits } else { SyncError::Tables };
+                        job.cause.get_or_insert(cause(no_room));
                         if is_over {
                             let row = old.replaced(MaglevTable::default());
                             steps.push(number, Write::MaglevIndex(index, row));

@@ -153,7 +153,7 @@ fn a_new_table_that_needs_the_room_has_it() {
     fixture.trust_nothing();
     // There is no space beside both tables, so the old table serves for a moment.
     fixture.change([by_maglev("a", 1, 2)]);
-    assert_eq!(row(&fixture).current, second.current);
+    assert_eq!((row(&fixture).current, fixture.reconciler.problems()), (second.current, vec![]));
     for _ in 0..3 {
         fixture.wait(Duration::from_secs(2));
         fixture.again();
@@ -170,6 +170,7 @@ fn outdated_table_without_room_serves_ten_seconds() {
     for seconds in [0, 4, 5] {
         fixture.wait(Duration::from_secs(seconds));
         assert_eq!(serve_untrusted(&mut fixture, 9).current, before.current, "{seconds}");
+        assert_eq!(fixture.reconciler.problems(), []);
     }
     fixture.wait(Duration::from_secs(2));
     fixture.change([by_maglev("a", 1, 9)]);
