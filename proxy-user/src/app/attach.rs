@@ -14,7 +14,7 @@ use crate::host::follow::Devices;
 use crate::host::manager::{DeviceManager, DeviceStates, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::selection::Selection;
-use crate::metrics::recent::SOCKET_PROGRAMS;
+use crate::metrics::recent::{FIRST_ATTACH, SOCKET_PROGRAMS};
 use crate::programs::Programs;
 use proxy_core::model::plural::plural;
 use proxy_core::model::settings::SocketLb;
@@ -47,6 +47,8 @@ pub async fn attach(
     if !programs.is_current() {
         if programs.has_earlier() {
             wait_for_lists(status.clone()).await;
+        } else {
+            report(FIRST_ATTACH, vec!["the programs are not attached yet".to_owned()]);
         }
         wait_until_filled(status, other_proxy).await;
     }
@@ -61,6 +63,9 @@ pub async fn attach(
     });
     let reports = follow(states, |states| {
         report("devices", problems_of(states));
+        if states.is_some() {
+            report(FIRST_ATTACH, Vec::new());
+        }
         let without = states.iter().flatten().filter(|(_, state)| state.is_bare);
         bare(without.map(|(ifindex, state)| (*ifindex, state.name.clone())).collect());
     });

@@ -36,13 +36,12 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{any, get};
 use axum::{Extension, Router};
-use tokio::sync::mpsc;
 
 pub use answer::State;
 use answer::{RETRY, Turn, in_turn, json, text, with_type};
 
 use crate::metrics::Format;
-use crate::metrics::recent::SOCKET_PROGRAMS;
+use crate::metrics::recent::{FIRST_ATTACH, SOCKET_PROGRAMS};
 use health::{Check, report};
 use listen::Connections;
 use proxy_core::model::notice::Notice;
@@ -87,11 +86,10 @@ pub struct Addresses {
 pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError> {
     let Addresses { health, metrics, hard_fail } = addresses;
     let checks = service_check::serve(state.clone());
-    let notices = &state.notices;
     let limit = Connections::new;
-    let health = listen(HEALTH, health, hard_fail, notices, health_router(state.clone()), limit(MOST_HEALTH));
+    let health = listen(HEALTH, health, hard_fail, &state, health_router(state.clone()), limit(MOST_HEALTH));
     let metrics =
-        listen(METRICS, metrics, hard_fail, notices, metrics_router(state.clone()), limit(MOST_METRICS));
+        listen(METRICS, metrics, hard_fail, &state, metrics_router(state.clone()), limit(MOST_METRICS));
     let checks = async {
         checks.await;
         Ok(())
@@ -144,29 +142,34 @@ async fn listen(
     (server, reason): (&'static str, &'static str),
     address: Option<SocketAddr>,
     hard_fail: bool,
-    notices: &mpsc::Sender<Notice>,
+    state: &State,
     router: Router,
     connections: Connections,
 ) -> Result<(), ListenError> {
     let Some(address) = address else { return Ok(()) };
     let mut is_logged = false;
+    let recent = &state.metrics.recent;
     loop {
         match listen::open(address) {
             Ok(listener) => {
                 // With port 0 the kernel selects the port, which only the listener knows.
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(server, %address, "listening");
+                recent.set_standing(server, None);
                 connections.serve(&listener, &router).await;
             }
             Err(source) if hard_fail => {
                 let error = ListenError { server, address, source };
-                let _ = notices.try_send(Notice::no_server(reason, error.to_string()));
+                let _ = state.notices.try_send(Notice::no_server(reason, error.to_string()));
                 return Err(error);
             }
             // As kube-proxy, without an event: while it still runs on the node, its ports are in use.
             Err(error) if !is_logged => {
                 is_logged = true;
                 tracing::warn!(server, %address, %error, "cannot listen; retrying every 5 s");
+                recent.set_standing(server, [format!(
+                    "the {server} server cannot listen on {address}: {error}; clients get the answers of the process that has the address"
+                )]);
             }
             Err(_) => {}
         }
@@ -186,10 +189,11 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     json(report.code(), &report)
 }
 
-/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once, and the last attempt to
-/// attach the socket programs has not failed, nor for two sync periods those of an uplink. Objects that cannot be programmed do not count, unless most cannot.
+/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once, a first agent has attached
+/// its programs, and the last attempt to attach the socket programs has not failed, nor for two sync periods those of an uplink. Objects that cannot be programmed do not count, unless most cannot.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
-    if let Some(fault) = state.metrics.recent.standing_of(SOCKET_PROGRAMS).pop() {
+    let of = |cause| state.metrics.recent.standing_of(cause).pop();
+    if let Some(fault) = of(FIRST_ATTACH).or_else(|| of(SOCKET_PROGRAMS)) {
         return text(StatusCode::SERVICE_UNAVAILABLE, fault);
     }
     let (synced, complete, failing, bare) = {

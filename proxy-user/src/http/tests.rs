@@ -161,6 +161,8 @@ async fn an_agent_is_ready_after_its_first_sync() {
     );
     metrics.recent.set_standing(SOCKET_PROGRAMS, []);
     assert_eq!(fetch(synced, "/readyz").await.0, 200);
+    metrics.recent.set_standing(FIRST_ATTACH, ["not yet".to_owned()]);
+    assert_eq!((fetch(synced, "/readyz").await.0, metrics.recent.faults()), (503, vec![]));
 }
 
 #[tokio::test]

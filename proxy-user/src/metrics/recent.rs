@@ -22,6 +22,9 @@ const NOTES: usize = 11;
 /// The cause of the standing faults of socket programs that are not on their hooks: until they are, the agent is not ready.
 pub const SOCKET_PROGRAMS: &str = "socket programs";
 
+/// The cause of an agent that is not ready, because nothing serves the node until its programs are attached: no fault.
+pub const FIRST_ATTACH: &str = "first attachment";
+
 /// How long a task may make no progress at least: one step may take seconds, such as XDP on an uplink, which resets its queues.
 pub const SLOWEST: Duration = Duration::from_mins(1);
 
@@ -95,7 +98,8 @@ impl Recent {
             })
             .collect();
         let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        faults.extend(standing.values().flatten().cloned());
+        let standing = standing.iter().filter(|(cause, _)| **cause != FIRST_ATTACH);
+        faults.extend(standing.flat_map(|(_, faults)| faults).cloned());
         faults.extend(self.counted());
         faults
     }

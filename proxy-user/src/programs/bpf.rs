@@ -141,7 +141,7 @@ impl Link {
         unsafe { bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }.map(Self)
     }
 
-    /// Returns the link pinned at `path`; `None` if nothing is pinned there, or an object that is not a link.
+    /// Returns the link pinned at `path`; `None` if nothing is pinned there, or there is something else.
     pub fn pinned(path: &Path) -> io::Result<Option<Self>> {
         let name = CString::new(path.as_os_str().as_bytes())?;
         let mut attr = sys::attr();
@@ -150,6 +150,8 @@ impl Link {
         let fd = match unsafe { bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut attr) } {
             Ok(fd) => fd,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            // A folder, or a symlink to nothing.
+            Err(_) if path.symlink_metadata().is_ok_and(|found| !found.is_file()) => return Ok(None),
             Err(error) => return Err(error),
         };
         // The information of maps and programs starts with the same fields; only this file distinguishes them from links.

@@ -270,6 +270,13 @@ fn replace_pin(link: &Link, pin: &Path) -> Result<(), Error> {
     // An agent that died between the next two steps may have left this pin.
     remove(&fresh)?;
     link.pin(&fresh).map_err(Error::file("pin", &fresh))?;
+    // A file cannot replace a folder.
+    if pin.symlink_metadata().is_ok_and(|found| !found.is_file())
+        && let Some(root) = pin.parent().and_then(Path::parent)
+    {
+        let moved = pins::refuse(root, pin)?;
+        tracing::warn!(pin = %pin.display(), moved = %moved.display(), "not a link; moved out of the way");
+    }
     fs::rename(&fresh, pin).map_err(Error::file("pin", pin))
 }
 

@@ -86,10 +86,6 @@ impl Paths {
         self.root.join("qdiscs")
     }
 
-    fn refused(&self) -> PathBuf {
-        self.root.join("refused")
-    }
-
     /// Whether programs are attached that use the maps of this version; if so, the maps are filled.
     pub(super) fn is_current(&self) -> bool {
         let attached = entries(&self.links()).is_ok_and(|names| !names.is_empty());
@@ -106,6 +102,22 @@ impl Paths {
         require_owner(&self.root)?;
         require_owner(&self.maps())
     }
+}
+
+/// Moves a pin below `root` that is not what it should be out of the way; returns its new path.
+pub(super) fn refuse(root: &Path, path: &Path) -> Result<PathBuf, Error> {
+    let refused = root.join("refused");
+    make(&refused)?;
+    let name = path.file_name().unwrap_or_default();
+    let mut target = refused.join(name);
+    for number in 1.. {
+        if !target.exists() {
+            break;
+        }
+        target = refused.join(format!("{}_{number}", name.to_string_lossy()));
+    }
+    fs::rename(path, &target).map_err(Error::file("move", path))?;
+    Ok(target)
 }
 
 /// Checks that only root can write to the folders of the maps below this bpffs.
@@ -198,18 +210,7 @@ impl Pins {
 
     /// Moves a pin that is not what it should be out of the way; returns its new path.
     pub fn refuse(&self, path: &Path) -> Result<PathBuf, Error> {
-        let refused = self.paths.refused();
-        make(&refused)?;
-        let name = path.file_name().unwrap_or_default();
-        let mut target = refused.join(name);
-        for number in 1.. {
-            if !target.exists() {
-                break;
-            }
-            target = refused.join(format!("{}_{number}", name.to_string_lossy()));
-        }
-        fs::rename(path, &target).map_err(Error::file("move", path))?;
-        Ok(target)
+        refuse(&self.paths.root, path)
     }
 
     /// Removes the maps of other versions; returns their directories.

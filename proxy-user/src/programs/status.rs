@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aya::programs::loaded_programs;
 
-use super::bpf::{Hook, Link, LinkInfo};
+use super::bpf::{self, Hook, Link, LinkInfo};
 use super::clsact::{self, Filter};
 use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
@@ -113,14 +113,19 @@ fn by_filter(paths: &Paths) -> Vec<Attachment> {
 }
 
 /// Returns the devices with pinned links of Ballast, and how many of the links are alive, or cannot be read: without file descriptors,
-/// nothing says that a link is gone.
+/// nothing says that a link is gone. The index that a link states may be that of a device in another network namespace.
 pub(super) fn linked_devices(paths: &Paths) -> io::Result<BTreeMap<u32, usize>> {
     let mut counts = BTreeMap::new();
     for pin in pins::entries(&paths.links())? {
         let Some(ifindex) = hooks::pinned_device(&pin) else { continue };
-        let info =
-            Link::pinned(&paths.links().join(&pin)).and_then(|link| link.map(|link| link.info()).transpose());
-        let is_of = |info: LinkInfo| matches!(info.hook, Hook::Tcx { ifindex: at, .. } if at == ifindex);
+        let path = paths.links().join(&pin);
+        let info = Link::pinned(&path).and_then(|link| link.map(|link| link.info()).transpose());
+        let is_of = |info: LinkInfo| match info.hook {
+            Hook::Tcx { ifindex: at, attach_type } if at == ifindex => {
+                bpf::tcx_links(ifindex, attach_type).map_or(true, |links| links.contains(&info.id))
+            }
+            _ => false,
+        };
         let alive = info.map_or(true, |info| info.is_some_and(is_of));
         *counts.entry(ifindex).or_default() += usize::from(alive);
     }
