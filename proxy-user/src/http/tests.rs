@@ -8,7 +8,7 @@ use crate::metrics::Metrics;
 use proxy_core::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 pub(super) fn state(status: Status) -> State {

@@ -178,3 +178,43 @@ fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
         fs::remove_dir(&cgroup).unwrap();
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn program_is_attached_again_where_a_folder_is_in_place_of_its_pin() {
+    on_node(|node| {
+        let device = veth("v0");
+        let agent = node.serve(device);
+        let links = node.ballast().join("links");
+        let pins = [format!("tcx_ingress_{device}"), "sock_connect4".to_owned()];
+        for pin in &pins {
+            fs::remove_file(links.join(pin)).unwrap();
+            fs::create_dir(links.join(pin)).unwrap();
+        }
+        assert_eq!(Programs::attached(&agent.look().unwrap()).get(&device), Some(&false));
+        agent.attach_device(device, false).unwrap();
+        assert_eq!(links_on_device(device).len(), 2);
+        assert!(agent.repair().sockets.is_ok());
+        for pin in &pins {
+            node.link(pin);
+            assert!(node.ballast().join("refused").join(pin).is_dir(), "{pin}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn device_with_the_index_of_one_that_was_moved_away_gets_its_programs() {
+    on_node(|node| {
+        let device = veth("v0");
+        let agent = node.serve(device);
+        run(&format!(
+            "unshare --net sleep 60 >/dev/null 2>&1 & other=$!; sleep 0.2; ip link set v0 netns $other; \
+             ip link add w0 index {device} type veth peer name w0p"
+        ));
+        assert_eq!(links_on_device(device), [0u32; 0]);
+        assert_eq!(Programs::attached(&agent.look().unwrap()).get(&device), Some(&false));
+        agent.attach_device(device, false).unwrap();
+        assert_eq!(links_on_device(device).len(), 2);
+    });
+}
