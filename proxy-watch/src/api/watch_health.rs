@@ -25,6 +25,8 @@ pub enum WatchErrorKind {
     Missing,
     /// The server ended the watch with an error.
     Ended,
+    /// The server answers, but refuses the request: it has too many (429), or does not accept this one.
+    Refused,
     /// The connection broke. The watch reconnects at once; only if that fails, the server is away.
     Interrupted,
     /// The server does not answer, or not with what was requested.
@@ -46,8 +48,10 @@ impl WatchErrorKind {
             (401, _) => Self::Unauthorized,
             (403, _) => Self::Forbidden,
             (404, _) => Self::Missing,
+            (429, _) => Self::Refused,
             (_, Error::WatchError(_) | Error::WatchFailed(kube::Error::Api(_))) => Self::Ended,
             (_, Error::WatchFailed(_)) => Self::Interrupted,
+            (400..=499, _) => Self::Refused,
             _ => Self::Away,
         }
     }
@@ -86,7 +90,8 @@ impl WatchHealth {
             WatchErrorKind::Unauthorized
             | WatchErrorKind::Forbidden
             | WatchErrorKind::Missing
-            | WatchErrorKind::Ended => {
+            | WatchErrorKind::Ended
+            | WatchErrorKind::Refused => {
                 let first = Refusal { since: now, is_logged: false };
                 self.refusals.entry(resource).or_insert(first).again(now)
             }
@@ -113,6 +118,10 @@ impl WatchHealth {
                 resource,
                 error,
                 "the API server ends the watch with an error each time; programmed Services keep working; listing again"
+            ),
+            WatchErrorKind::Refused => warn!(
+                resource,
+                error, "the API server refuses the request; programmed Services keep working; retrying"
             ),
             _ => warn!(
                 resource,

@@ -17,6 +17,11 @@ fn away() -> Error {
 #[case(Error::InitialListFailed(kube::Error::Api(status(403))), WatchErrorKind::Forbidden)]
 #[case(Error::InitialListFailed(kube::Error::Api(status(401))), WatchErrorKind::Unauthorized)]
 #[case(Error::InitialListFailed(kube::Error::Api(status(503))), WatchErrorKind::Away)]
+#[case(Error::InitialListFailed(kube::Error::Api(status(429))), WatchErrorKind::Refused)]
+#[case(Error::WatchStartFailed(kube::Error::Api(status(429))), WatchErrorKind::Refused)]
+#[case(Error::WatchError(status(429)), WatchErrorKind::Refused)]
+#[case(Error::WatchStartFailed(kube::Error::Api(status(400))), WatchErrorKind::Refused)]
+#[case(Error::WatchError(status(400)), WatchErrorKind::Ended)]
 #[case(Error::WatchError(status(500)), WatchErrorKind::Ended)]
 #[case(Error::WatchFailed(kube::Error::Api(status(500))), WatchErrorKind::Ended)]
 #[case(Error::WatchFailed(kube::Error::Service("reset".into())), WatchErrorKind::Interrupted)]
@@ -55,6 +60,15 @@ fn a_refusal_that_lasts_is_warned_of_once_for_each_resource() {
     assert!(refused("services", 5));
     assert!(!refused("services", 100), "that was said");
     assert!(refused("nodes", 100));
+}
+
+#[test]
+fn too_many_requests_that_last_are_a_refusal_and_no_absence() {
+    let (mut outage, begin) = (WatchHealth::default(), Instant::now());
+    let error = Error::InitialListFailed(kube::Error::Api(status(429)));
+    let mut refused = |seconds| outage.failed("services", &error, begin + Duration::from_secs(seconds));
+    assert_eq!([refused(0), refused(5), refused(6)], [false, true, false]);
+    assert!(!outage.is_away(), "it answers");
 }
 
 #[test]
