@@ -9,11 +9,12 @@ use kube::{Client, Config};
 use thiserror::Error;
 use tokio::sync::watch;
 use tower::service_fn;
+use tracing::info;
 
 use super::connect::{self, Address};
-use super::files::Files;
-use super::kubeconfig;
+use super::files::{Files, has_service_account};
 use super::servers::{Servers, SetupError};
+use super::{kubeconfig, proxy};
 use proxy_core::model::ApiServers;
 use proxy_core::model::problem::chain;
 
@@ -22,7 +23,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(15);
 /// How to find the API servers and the credentials for them.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The kubeconfig file. If `None`: `$KUBECONFIG` or `~/.kube/config`, then the service account of the pod.
+    /// The kubeconfig file. If `None`: `$KUBECONFIG` or `~/.kube/config`, then the service account of the pod, then none if
+    /// there are [`Self::servers`].
     pub kubeconfig: Option<PathBuf>,
     /// URLs of the API servers of one cluster, the first of which is the first to be tried, instead of the URL that is found
     /// otherwise. A pod gets the address of the Service `kubernetes`, which does not work until this agent has
@@ -112,7 +114,11 @@ pub async fn connect(
 ) -> Result<Connection, ConnectError> {
     // Files that change while they are read are read again.
     let files = Files::of(options.kubeconfig.as_deref());
-    let config = load(options).await?;
+    let config = match load(options).await {
+        // Only here: while a kubeconfig is replaced, its credentials stay in use.
+        Err(ConnectError::NotFound) if !has_service_account() => without_credentials(&options.servers)?,
+        config => config?,
+    };
     let is_tls = connect::uses_tls(&config);
     let mut urls = options.servers.iter().map(|url| parse(url, is_tls)).collect::<Result<Vec<_>, _>>()?;
     if urls.is_empty() {
@@ -145,13 +151,26 @@ pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
     if options.servers.is_empty() {
         config.cluster_url = parse(&config.cluster_url.to_string(), connect::uses_tls(&config))?;
     }
+    Ok(with_own_settings(config))
+}
+
+/// Returns what client-go uses for given servers without a kubeconfig: the first of them, and no credentials.
+fn without_credentials(servers: &[String]) -> Result<Config, ConnectError> {
+    let first = servers.first().ok_or(ConnectError::NotFound)?;
+    info!("there is no kubeconfig; connecting to the API servers without credentials");
+    let mut config = Config::new(parse(first, false)?);
+    config.proxy_url = proxy::of_environment().and_then(|url| url.parse().ok());
+    Ok(with_own_settings(config))
+}
+
+fn with_own_settings(mut config: Config) -> Config {
     config.connect_timeout = Some(READY_TIMEOUT);
     config.read_timeout = None;
     config.headers.push((
         http::header::USER_AGENT,
         http::HeaderValue::from_static(concat!("ballast/", env!("CARGO_PKG_VERSION"))),
     ));
-    Ok(config)
+    config
 }
 
 /// Returns the files that are read without `--kubeconfig`, as `$KUBECONFIG` lists them; `None`: there are none.

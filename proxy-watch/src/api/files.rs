@@ -52,6 +52,11 @@ fn files_of_pod(folder: &Path) -> impl Iterator<Item = PathBuf> {
     std::iter::once(folder.join("ca.crt")).chain(is_trimmed.then_some(token))
 }
 
+/// Whether this is a pod with a service account.
+pub(super) fn has_service_account() -> bool {
+    Path::new(SERVICE_ACCOUNT).join("token").exists()
+}
+
 /// Returns the files that hold the default kubeconfig, whether they exist or not: those of `KUBECONFIG`, else `~/.kube/config`.
 pub(super) fn default_kubeconfigs() -> Vec<PathBuf> {
     kubeconfigs_of(std::env::var_os("KUBECONFIG"))

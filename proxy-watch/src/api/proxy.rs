@@ -34,12 +34,17 @@ pub struct UnusableProxy {
 
 /// Returns the proxy for the server of `config`; `None`: there is none, or the server is excepted.
 pub fn of(config: &Config) -> Result<Option<Intercept>, UnusableProxy> {
-    let first = |names: [&str; 2]| {
-        names.iter().find_map(|name| env::var(name).ok().filter(|value| !value.is_empty()))
-    };
-    let from_environment = first(["HTTPS_PROXY", "https_proxy"]);
-    let excepted = first(["NO_PROXY", "no_proxy"]).unwrap_or_default();
-    select(config.proxy_url.as_ref(), &config.cluster_url, from_environment.as_deref(), &excepted)
+    let excepted = variable(["NO_PROXY", "no_proxy"]).unwrap_or_default();
+    select(config.proxy_url.as_ref(), &config.cluster_url, of_environment().as_deref(), &excepted)
+}
+
+/// Returns the proxy that the environment names for https.
+pub fn of_environment() -> Option<String> {
+    variable(["HTTPS_PROXY", "https_proxy"])
+}
+
+fn variable(names: [&str; 2]) -> Option<String> {
+    names.iter().find_map(|name| env::var(name).ok().filter(|value| !value.is_empty()))
 }
 
 fn select(

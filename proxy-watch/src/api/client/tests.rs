@@ -98,6 +98,24 @@ async fn a_server_without_a_scheme_gets_that_of_client_go() {
     }
 }
 
+/// Uses a kubeconfig or a service account if the machine has one.
+#[tokio::test]
+async fn given_server_without_a_kubeconfig_is_used() {
+    let url = "http://127.0.0.1:2/".to_owned();
+    let options = Options { kubeconfig: None, servers: vec![url.clone()] };
+    let connection = connect(&options, watch::Sender::default()).await.unwrap();
+    assert_eq!(connection.servers.list()[0].url.to_string(), url);
+}
+
+#[test]
+fn given_server_without_a_kubeconfig_gets_no_credentials_and_no_tls() {
+    let config =
+        without_credentials(&["127.0.0.1:6443".to_owned(), "https://127.0.0.1:2".to_owned()]).unwrap();
+    assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:6443/");
+    assert!(!connect::uses_tls(&config) && config.auth_info.token_file.is_none());
+    assert!(matches!(without_credentials(&[]), Err(ConnectError::NotFound)));
+}
+
 #[tokio::test]
 async fn a_broken_file_is_named_without_its_lines() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
