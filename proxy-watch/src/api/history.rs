@@ -47,26 +47,38 @@ impl History {
         self.deleted = Some(deleted);
     }
 
-    /// Requests the objects of the newest changes; returns whether the server's history has these changes. An object that has
-    /// changed since proves nothing as it is now, so it is requested as it was. If the server no longer knows that, this is another
-    /// history.
-    pub async fn is_that_of<K: Watched>(&self, source: &Source<K>) -> kube::Result<bool> {
-        if let Some(applied) = &self.applied
-            && !match applied.look_up(source).await? {
-                Found::Older => false,
-                Found::Same => true,
-                Found::Changed => applied.was_there(source).await?,
+    /// Requests the objects of the newest changes, and compares the server's history with these changes. An object that has changed
+    /// since proves nothing as it is now, so it is requested as it was.
+    pub async fn compare<K: Watched>(&self, source: &Source<K>) -> kube::Result<Comparison> {
+        if let Some(applied) = &self.applied {
+            let found = match applied.look_up(source).await? {
+                Found::Older => Comparison::Other,
+                Found::Same => Comparison::Same,
+                Found::Changed => applied.compare_past(source).await?,
+            };
+            if found != Comparison::Same {
+                return Ok(found);
             }
-        {
-            return Ok(false);
         }
         let newest = self.applied.as_ref().map_or(0, |change| change.version);
         let Some(deleted) = self.deleted.as_ref().filter(|deleted| deleted.version >= newest) else {
-            return Ok(true);
+            return Ok(Comparison::Same);
         };
         // An object that has only left the selection is still there, in a version that is not older.
-        Ok(deleted.look_up(source).await? != Found::Older)
+        let is_other = deleted.look_up(source).await? == Found::Older;
+        Ok(if is_other { Comparison::Other } else { Comparison::Same })
     }
+}
+
+/// Whether the server's history is the known one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// It has the newest known changes.
+    Same,
+    /// It does not have them.
+    Other,
+    /// Nothing shows it, for this reason.
+    Unknown(&'static str),
 }
 
 /// What the server has of the object of a change.
@@ -101,11 +113,17 @@ impl Change {
         }
     }
 
-    /// Whether the object was in this version when the server was at this version.
-    async fn was_there<K: Watched>(&self, source: &Source<K>) -> kube::Result<bool> {
+    /// Compares by whether the object was in this version when the server was at this version.
+    async fn compare_past<K: Watched>(&self, source: &Source<K>) -> kube::Result<Comparison> {
         match source.find(self.namespace.as_deref(), &self.name, Some(self.version)).await {
-            Ok(list) => Ok(list.items.first().is_some_and(|object| version_of(object) == self.version)),
-            Err(kube::Error::Api(status)) if StatusCode::GONE == status.code => Ok(false),
+            Ok(list) if list.items.first().is_some_and(|object| version_of(object) == self.version) => {
+                Ok(Comparison::Same)
+            }
+            Ok(_) => Ok(Comparison::Other),
+            // Compacted, in a restored history as well as in the known one.
+            Err(kube::Error::Api(status)) if StatusCode::GONE == status.code => {
+                Ok(Comparison::Unknown("the version of the newest change is no longer known"))
+            }
             Err(error) => Err(error),
         }
     }

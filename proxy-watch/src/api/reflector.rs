@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::frames::is_malformed;
-use super::history::{History, number};
+use super::history::{Comparison, History, number};
 use super::jitter::jitter;
 use super::kinds::Watched;
 use super::transport::Source;
@@ -245,15 +245,19 @@ impl<K: Watched> Reflector<K> {
     /// Compares the server's history with the known one, after a random pause: the next step resumes the watch, or requests a list.
     async fn compare_histories(&mut self) -> Option<Result<Event<K>>> {
         sleep(jitter(SPREAD)).await;
-        match self.history.is_that_of(&self.source).await {
-            Ok(true) => self.state = State::Resume,
-            Ok(false) => {
-                let (resource, reached) = (K::RESOURCE, self.reached);
+        let (resource, reached) = (K::RESOURCE, self.reached);
+        match self.history.compare(&self.source).await {
+            Ok(Comparison::Same) => self.state = State::Resume,
+            Ok(Comparison::Other) => {
                 warn!(
                     resource,
                     reached,
                     "the API server's history is another one, as after a restore of etcd; listing again"
                 );
+                self.is_doubtful = true;
+            }
+            Ok(Comparison::Unknown(why)) => {
+                info!(resource, reached, why, "cannot compare the API server's history; listing again");
                 self.is_doubtful = true;
             }
             Err(error) => {

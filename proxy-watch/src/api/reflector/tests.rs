@@ -341,6 +341,27 @@ async fn changed_object_proves_the_history_by_its_past(
     assert_eq!(text, expected);
 }
 
+#[rstest]
+#[case::same(Past::Same, Comparison::Same)]
+#[case::nothing(Past::Nothing, Comparison::Other)]
+#[case::compacted(
+    Past::Compacted,
+    Comparison::Unknown("the version of the newest change is no longer known")
+)]
+#[tokio::test]
+async fn compacted_version_of_a_changed_object_is_no_other_history(
+    #[case] past: Past,
+    #[case] expected: Comparison,
+    #[values(false, true)] is_deleted: bool,
+) {
+    let mut history = History::default();
+    let metadata = json!({"name": "a", "namespace": "default", "resourceVersion": "7"});
+    let known: Service = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+    history.applied(&known);
+    let source = Source::new(server_with_past(is_deleted, past));
+    assert_eq!(history.compare(&source).await.unwrap(), expected);
+}
+
 /// What a server refuses after each list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Refused {
