@@ -14,6 +14,10 @@ use http::StatusCode;
 use super::kinds::Watched;
 use super::transport::Source;
 
+/// Number of changes that are kept: if the watch reports that all of their objects were deleted, every agent lists again at the next
+/// break.
+const KEPT: usize = 16;
+
 /// A change of an object, as the watch reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
@@ -25,43 +29,49 @@ struct Change {
 /// The newest changes that the agent knows of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// The newest change that created or updated an object that was not deleted later.
-    applied: Option<Change>,
+    /// The newest changes that created or updated objects that were not deleted later, each of another object, the newest first.
+    applied: Vec<Change>,
     /// The newest deletion.
     deleted: Option<Change>,
 }
 
 impl History {
-    /// Records that an object was created or updated.
+    /// Records that an object was created or updated. The objects of a list come in any order.
     pub fn applied<K: Watched>(&mut self, object: &K) {
         let version = version_of(object);
-        if self.applied.as_ref().is_none_or(|newest| newest.version <= version) {
-            self.applied = Some(change_of(object, version));
+        if self.applied.get(KEPT - 1).is_some_and(|oldest| version < oldest.version) {
+            return;
         }
+        let change = change_of(object, version);
+        self.applied.retain(|known| !known.is_of(&change));
+        let at = self.applied.partition_point(|known| known.version > version);
+        self.applied.insert(at, change);
+        self.applied.truncate(KEPT);
     }
 
     /// Records that an object was deleted.
     pub fn deleted<K: Watched>(&mut self, object: &K) {
         let deleted = change_of(object, version_of(object));
-        self.applied.take_if(|applied| applied.is_of(&deleted));
+        self.applied.retain(|known| !known.is_of(&deleted));
         self.deleted = Some(deleted);
     }
 
-    /// Requests the objects of the newest changes, and compares the server's history with these changes. An object that has changed
-    /// since proves nothing as it is now, so it is requested as it was.
+    /// Requests the object of the newest change, and that of a later deletion, and compares the server's history with these changes.
+    /// An object that has changed since proves nothing as it is now, so it is requested as it was. Only an object whose deletion the
+    /// watch has reported is replaced by the one before: one that is just absent may be what a restore took away.
     pub async fn compare<K: Watched>(&self, source: &Source<K>) -> kube::Result<Comparison> {
-        if let Some(applied) = &self.applied {
-            let found = match applied.look_up(source).await? {
-                Found::Older => Comparison::Other,
-                Found::Same => Comparison::Same,
-                Found::Changed => applied.compare_past(source).await?,
-            };
-            if found != Comparison::Same {
-                return Ok(found);
-            }
+        let Some(newest) = self.applied.first() else {
+            return Ok(Comparison::Unknown("no object of the newest changes is left"));
+        };
+        let found = match newest.look_up(source).await? {
+            Found::Older => Comparison::Other,
+            Found::Same => Comparison::Same,
+            Found::Changed => newest.compare_past(source).await?,
+        };
+        if found != Comparison::Same {
+            return Ok(found);
         }
-        let newest = self.applied.as_ref().map_or(0, |change| change.version);
-        let Some(deleted) = self.deleted.as_ref().filter(|deleted| deleted.version >= newest) else {
+        let Some(deleted) = self.deleted.as_ref().filter(|deleted| deleted.version >= newest.version) else {
             return Ok(Comparison::Same);
         };
         // An object that has only left the selection is still there, in a version that is not older.
@@ -145,7 +155,10 @@ pub fn number(version: Option<&str>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::api::objects::Service;
 
     fn compare(newest: u64, found: Option<u64>) -> Found {
         Change { namespace: None, name: "a".to_owned(), version: 50 }.compare(newest, found)
@@ -158,5 +171,37 @@ mod tests {
         assert_eq!(compare(90, Some(50)), Found::Same);
         assert_eq!(compare(90, Some(70)), Found::Changed);
         assert_eq!(compare(90, None), Found::Changed, "deleted since");
+    }
+
+    fn service(name: &str, version: u64) -> Service {
+        let metadata = json!({"name": name, "namespace": "default", "resourceVersion": version.to_string()});
+        serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+    }
+
+    fn kept(history: &History) -> Vec<(&str, u64)> {
+        history.applied.iter().map(|change| (&*change.name, change.version)).collect()
+    }
+
+    #[test]
+    fn deleted_object_leaves_the_change_before() {
+        let mut history = History::default();
+        for (name, version) in [("old", 10), ("ghost", 30), ("job", 31), ("ghost", 32)] {
+            history.applied(&service(name, version));
+        }
+        assert_eq!(kept(&history), [("ghost", 32), ("job", 31), ("old", 10)], "one change of each object");
+        history.deleted(&service("ghost", 33));
+        assert_eq!(kept(&history), [("job", 31), ("old", 10)]);
+    }
+
+    #[test]
+    fn sixteen_newest_changes_of_a_list_are_kept_in_any_order() {
+        let mut history = History::default();
+        for version in 0..40 {
+            // 7 and 40 have no common divisor: each version once.
+            let version = version * 7 % 40 + 1;
+            history.applied(&service(&format!("s{version}"), version));
+        }
+        let versions: Vec<u64> = history.applied.iter().map(|change| change.version).collect();
+        assert_eq!(versions, (25..=40).rev().collect::<Vec<_>>());
     }
 }

@@ -377,15 +377,61 @@ async fn a_history_that_has_grown_again_is_known_by_its_objects() {
     let mut test = Test::start(&[]).await;
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;
-    test.set(vec![service("b", "10.96.0.2")]);
+    test.set(vec![service("b", "10.96.0.2"), service("c", "10.96.0.3")]);
     test.server.inner.lock().unwrap().version = 50;
     fail(&test);
-    assert_eq!(test.services().await, ["b"], "the one that changed last is not there");
+    assert_eq!(test.services().await, ["b", "c"], "the one that changed last is not there");
     test.watches().await;
     test.send(SERVICES, "DELETED", &service("b", "10.96.0.2"));
     while !matches!(test.next().await, Event::Delete(_)) {}
     fail(&test);
-    assert_eq!(test.services().await, ["b"], "the one that was removed last is there");
+    assert_eq!(test.services().await, ["b", "c"], "the one that was removed last is there");
+}
+
+/// Creates `ghost` and `job`, and deletes `job`.
+async fn delete_the_newest(test: &mut Test) {
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    for name in ["ghost", "job"] {
+        test.send(SERVICES, "ADDED", &service(name, "10.96.0.2"));
+        while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == name) {}
+    }
+    test.send(SERVICES, "DELETED", &service("job", "10.96.0.2"));
+    while !matches!(test.next().await, Event::Delete(_)) {}
+}
+
+#[tokio::test]
+async fn restore_after_a_deletion_is_known_by_the_change_before() {
+    let mut test = Test::start(&[]).await;
+    delete_the_newest(&mut test).await;
+    test.set(vec![service("a", "10.96.0.1"), service("missed", "10.96.0.3")]);
+    test.server.inner.lock().unwrap().version = 50;
+    fail(&test);
+    assert_eq!(test.services().await, ["a", "missed"]);
+}
+
+#[tokio::test]
+async fn deletion_before_a_break_causes_no_list() {
+    let mut test = Test::start(&[]).await;
+    delete_the_newest(&mut test).await;
+    test.asked();
+    fail_and_resume(&test).await;
+    let asked = test.asked();
+    assert!(!asked.iter().any(|request| request.contains("sendInitialEvents=true")), "{asked:?}");
+    assert!(asked.iter().any(|request| request.contains("ghost")), "{asked:?}");
+}
+
+#[tokio::test]
+async fn history_without_an_object_left_ends_in_a_new_list() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    test.send(SERVICES, "DELETED", &service("a", "10.96.0.1"));
+    while !matches!(test.next().await, Event::Delete(_)) {}
+    test.set(vec![service("missed", "10.96.0.3")]);
+    test.server.inner.lock().unwrap().version = 50;
+    fail(&test);
+    assert_eq!(test.services().await, ["missed"]);
 }
 
 #[tokio::test]
