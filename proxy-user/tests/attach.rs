@@ -18,8 +18,8 @@ use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
-    AttachOutcome, Capacities, Cleanup, CurrentMaps, Error, Programs, Settings, StartNotice, TcxOrder,
-    cleanup, dry_run, pinned_elsewhere,
+    AttachOutcome, Attachment, Capacities, Cleanup, CurrentMaps, Error, Programs, Settings, StartNotice,
+    TcxOrder, attachments, cleanup, dry_run, pinned_elsewhere,
 };
 use rustix::thread::CapabilitySet;
 
@@ -74,9 +74,11 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         }
         assert_eq!(links_on_device(device), packets);
         assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
-        let status = second.status();
-        assert_eq!(status.len(), SOCKET_HOOKS.len() + 2);
-        assert!(status.iter().all(|program| program.attached.len() == 1), "{status:?}");
+        let attached = attachments(&node.bpffs);
+        assert_eq!(attached.len(), SOCKET_HOOKS.len() + 2);
+        let runs =
+            |one: &Attachment| one.is_attached() && second.program_id(one.program) == Some(one.program_id);
+        assert!(attached.iter().all(runs), "{attached:?}");
     });
 }
 
@@ -185,8 +187,8 @@ fn the_order_among_the_programs_of_others_is_as_set() {
             agent.attach_device(device, false).unwrap();
             for direction in ["ingress", "egress"] {
                 let link = node.link(&format!("tcx_{direction}_{device}"));
-                let program = agent.status().into_iter().find(|one| one.name == format!("tc_{direction}"));
-                assert_eq!(program.map(|program| program.id), Some(link.program), "{tcx_order:?}");
+                let program = agent.program_id(&format!("tc_{direction}"));
+                assert_eq!(program, Some(link.program), "{tcx_order:?}");
             }
             TCX.map(places)
         };

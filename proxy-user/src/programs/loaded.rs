@@ -1,4 +1,4 @@
-//! The loaded programs: load them, attach them to sockets and devices, and query their status.
+//! The loaded programs: load them, and attach them to sockets and devices.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::SystemTime;
 
 use aya::Ebpf;
 use aya::programs::ProgramInfo;
@@ -21,7 +20,6 @@ use super::pins::{self, Paths, Pins};
 use super::program::{self, program};
 use super::repairs::{self, Repairs};
 use super::settings::{Settings, TcxOrder};
-use super::status::attached;
 use super::xdp::keeper::{Keeper, Xdp};
 use super::{bpf, cleanup, clsact, object, privileges};
 use crate::host::devices::device_name;
@@ -31,25 +29,6 @@ use crate::host::netlink::Netlink;
 
 /// The name of the lock of the devices of a network namespace.
 pub(super) const DEVICES_LOCK: &str = "ballast-devices";
-
-/// A loaded program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramStatus {
-    /// Its name.
-    pub name: &'static str,
-    /// Its id in the kernel.
-    pub id: u32,
-    /// Hash of its instructions, in hexadecimal.
-    pub tag: String,
-    /// Time when it was loaded.
-    pub loaded_at: Option<SystemTime>,
-    /// Number of instructions that the verifier checked.
-    pub verified_instructions: Option<u32>,
-    /// Bytes of machine code.
-    pub jited_bytes: u32,
-    /// Where it is attached: `cgroup 1`, `eth0`.
-    pub attached: Vec<String>,
-}
 
 /// The loaded programs. Dropping this closes files and leaves everything attached.
 pub struct Programs {
@@ -355,29 +334,9 @@ impl Programs {
         cleanup::remove_filters(self.pins.paths(), ifindex).map(drop)
     }
 
-    /// Returns every program that has a hook, and the XDP programs if they are attached: `--xdp` selects which of them is,
-    /// if any. Programs whose information cannot be read are left out.
-    pub fn status(&self) -> Vec<ProgramStatus> {
-        let attachments = attached(self.pins.paths());
-        hooks::names()
-            .filter_map(|name| {
-                let info = self.info(name)?;
-                let here = attachments.iter().filter(|one| one.program_id == info.id());
-                let attached: Vec<_> = here.filter_map(|one| one.place.clone()).collect();
-                if attached.is_empty() && [hooks::XDP, hooks::XDP_GENERIC].contains(&name) {
-                    return None;
-                }
-                Some(ProgramStatus {
-                    name,
-                    id: info.id(),
-                    tag: format!("{:016x}", info.tag()),
-                    loaded_at: info.loaded_at(),
-                    verified_instructions: info.verified_instruction_count(),
-                    jited_bytes: info.size_jitted(),
-                    attached,
-                })
-            })
-            .collect()
+    /// Returns the kernel's id of a loaded program.
+    pub fn program_id(&self, name: &str) -> Option<u32> {
+        self.info(name).map(|info| info.id())
     }
 
     /// Returns the kernel's information about a program.

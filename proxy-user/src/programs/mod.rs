@@ -38,7 +38,7 @@ pub use kernel::{
     loaded_names, missing_features, missing_maps, missing_programs,
 };
 pub use links::{AttachOutcome, PinnedElsewhere, pinned_elsewhere};
-pub use loaded::{ProgramStatus, Programs, require_unused};
+pub use loaded::{Programs, require_unused};
 pub use notice::StartNotice;
 pub use object::{EMBEDDED, create_segments, load_packet_path, release_object};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};

@@ -43,12 +43,9 @@ impl Attachment {
 /// Returns what is attached according to a bpffs, in order of hooks; needs no agent. Devices are those of this network
 /// namespace.
 pub fn attachments(bpffs: &Path) -> Vec<Attachment> {
-    attached(&Paths::new(bpffs))
-}
-
-pub(super) fn attached(paths: &Paths) -> Vec<Attachment> {
-    let mut all = by_link(paths);
-    all.extend(by_filter(paths));
+    let paths = Paths::new(bpffs);
+    let mut all = by_link(&paths);
+    all.extend(by_filter(&paths));
     let mut infos = BTreeMap::new();
     for info in loaded_programs().flatten() {
         infos.insert(info.id(), info);

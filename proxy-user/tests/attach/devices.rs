@@ -12,7 +12,7 @@ use proxy_user::host::manager::{DeviceHooks as _, DeviceManager};
 use proxy_user::host::seen::Seen;
 use proxy_user::host::selection::Selection;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
+use proxy_user::programs::{Attachment, Error, PacketHook, Programs, Settings, attachments, cleanup};
 use tokio::sync::mpsc;
 
 use proxy_testbed::attach::{index, links_on, links_on_device, on_node, run, veth};
@@ -33,8 +33,11 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
             let agent = node.start_with(PacketHook::Clsact);
             agent.attach_device(device, false).unwrap();
             assert_eq!((filters(), links_on_device(device).len()), ([1, 1], 0));
-            let attached = agent.status().iter().filter(|p| p.attached == ["v0"]).count();
-            assert_eq!(attached, 2, "{:?}", agent.status());
+            let found = attachments(&node.bpffs);
+            let is_ours = |one: &&Attachment| {
+                one.place.as_deref() == Some("v0") && agent.program_id(one.program) == Some(one.program_id)
+            };
+            assert_eq!(found.iter().filter(is_ours).count(), 2, "{found:?}");
         }
         assert!(shown("ingress").contains("tc_ingress") && shown("egress").contains("tc_egress"));
 
