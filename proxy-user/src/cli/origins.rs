@@ -4,6 +4,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
+use super::sysdump::secrets::without_user;
 use crate::config::kube_proxy::fields::{Effect, Modes, Setting};
 
 /// A setting, and its origin.
@@ -27,8 +28,6 @@ impl Origin {
 const DEFAULT: &str = "default";
 /// Follows the origin of a setting that has no effect.
 const IGNORED: &str = " (ignored)";
-/// Text that replaces a secret.
-const LEFT_OUT: &str = "(redacted)";
 
 /// Returns the settings of a command with these arguments, in the order of its help.
 pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
@@ -46,7 +45,7 @@ pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
             return None;
         }
         let raw = matches.get_raw(id).into_iter().flatten();
-        let values: Vec<_> = raw.map(|value| without_secrets(&value.to_string_lossy())).collect();
+        let values: Vec<_> = raw.map(|value| without_user(&value.to_string_lossy())).collect();
         Some(Origin { name: name.to_owned(), value: values.join(","), from })
     });
     settings.collect()
@@ -78,7 +77,7 @@ pub fn add_file(origins: &mut Vec<Origin>, path: &str, document: &serde_json::Va
 /// Calls `each` for the fields that kube-proxy has; it ignores all others.
 fn fields(value: &serde_json::Value, name: &str, each: &mut impl FnMut(&Setting, String)) {
     if let Some(setting) = Setting::of_field(name).filter(|_| !name.is_empty()) {
-        let text = |one: &serde_json::Value| one.as_str().map_or_else(|| one.to_string(), without_secrets);
+        let text = |one: &serde_json::Value| one.as_str().map_or_else(|| one.to_string(), without_user);
         return match value {
             serde_json::Value::Null => {}
             serde_json::Value::Array(all) => {
@@ -92,16 +91,6 @@ fn fields(value: &serde_json::Value, name: &str, each: &mut impl FnMut(&Setting,
             let name = if name.is_empty() { field.clone() } else { format!("{name}.{field}") };
             fields(value, &name, each);
         }
-    }
-}
-
-/// Removes the user name and password in front of the host of a URL.
-fn without_secrets(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let authority = rest.split('/').next().unwrap_or_default();
-    match authority.rsplit_once('@') {
-        Some((user, _)) => format!("{scheme}://{LEFT_OUT}{}", rest.get(user.len()..).unwrap_or_default()),
-        None => text.to_owned(),
     }
 }
 

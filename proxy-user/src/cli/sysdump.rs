@@ -4,7 +4,7 @@
 //! passes [`secrets::left_out`].
 
 mod parts;
-mod secrets;
+pub(super) mod secrets;
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

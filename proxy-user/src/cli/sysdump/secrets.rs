@@ -59,7 +59,7 @@ fn is_token(word: &str) -> bool {
 }
 
 /// Returns a URL without the user name and password in front of its host.
-fn without_user(word: &str) -> String {
+pub(in crate::cli) fn without_user(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
     let authority = rest.split('/').next().unwrap_or_default();
     match authority.rsplit_once('@') {
