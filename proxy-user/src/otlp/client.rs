@@ -16,6 +16,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::counts::Signal;
+use proxy_core::model::problem::chain;
 
 /// Longest answer that the agent reads, in bytes; a longer body is treated as empty.
 const LONGEST_ANSWER: usize = 1 << 16;
@@ -190,17 +191,6 @@ impl Rejected {
         };
         (count > 0).then_some(Self { count, reason: part.error_message })
     }
-}
-
-/// Returns the messages of an error and of its causes; the last cause is usually the most specific.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
