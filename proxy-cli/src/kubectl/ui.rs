@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use futures::{StreamExt as _, stream};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -115,15 +116,7 @@ impl Source for Nodes {
 
 /// Returns a path of the agents' pages, with its query.
 fn path(name: &str, query: &PageQuery) -> String {
-    let encode = |text: &str| -> String {
-        // Percent-encode every byte that is neither a letter nor a digit.
-        text.bytes()
-            .map(|byte| match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
-                _ => format!("%{byte:02X}"),
-            })
-            .collect()
-    };
+    let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
     format!("/page/{name}?filter={}&service={}", encode(&query.filter), encode(&query.service))
 }
 
