@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::spread::field;
 use super::{Problems, annotation};
 use proxy_core::model::RemovalPolicy;
 
@@ -43,8 +44,4 @@ fn delay(metadata: &ObjectMeta, problems: &mut Problems) -> Duration {
         );
         Duration::ZERO
     })
-}
-
-fn field(annotation: &str) -> String {
-    format!("metadata.annotations[{annotation}]")
 }

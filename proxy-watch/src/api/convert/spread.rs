@@ -168,6 +168,6 @@ fn parse(entry: &str) -> Option<(WeightOf, u16)> {
     Some((of, weight))
 }
 
-fn field(annotation: &str) -> String {
+pub(super) fn field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
 }
