@@ -13,8 +13,8 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::cluster::{Agent, Cluster};
 use super::error::KubectlError;
@@ -120,18 +120,9 @@ fn path(name: &str, query: &PageQuery) -> String {
     format!("/page/{name}?filter={}&service={}", encode(&query.filter), encode(&query.service))
 }
 
-/// A task that is aborted when this is dropped.
-struct Following(JoinHandle<()>);
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// Follows all agents, including those that start later, until the browser disconnects.
 async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>) {
-    let mut followed: BTreeMap<Agent, Following> = BTreeMap::new();
+    let mut followed: BTreeMap<Agent, AbortOnDropHandle<()>> = BTreeMap::new();
     loop {
         // If the API server does not answer, the known agents are still followed.
         if let Ok(agents) = cluster.agents().await {
@@ -146,7 +137,7 @@ async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>
             for agent in agents {
                 let begin = || {
                     let follow = follow(cluster.clone(), agent.clone(), path.clone(), events.clone());
-                    Following(tokio::spawn(follow))
+                    AbortOnDropHandle::new(tokio::spawn(follow))
                 };
                 followed.entry(agent.clone()).or_insert_with(begin);
             }

@@ -14,8 +14,9 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::devices::{self, Device};
 use super::facts::{self, FactsToRead, Host, HostFacts, Placed, is_default_route, is_local_route};
@@ -142,7 +143,7 @@ impl Follower {
         ];
         groups.extend(self.has_filters.then_some(MulticastGroup::Tc));
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
-        let _connection = Background(tokio::spawn(connection).abort_handle());
+        let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
         let mut policies = xfrm::Changes::new()?;
         // The first read covers what changed before the subscription.
         self.list().await?;
@@ -375,15 +376,6 @@ fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
             | RouteNetlinkMessage::DelTrafficAction(_),
         ) => false,
         _ => true,
-    }
-}
-
-/// A task that is aborted when this is dropped.
-struct Background(AbortHandle);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
