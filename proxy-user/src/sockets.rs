@@ -169,14 +169,14 @@ impl Iterators {
         }
         let (udp, tcp) = (get(&self.load, &mut self.udp)?, get(&self.load, &mut self.tcp)?);
         let namespaces = netns::all().map_err(SweepError::Processes)?;
-        let list = |entered: io::Result<()>| match entered {
-            Ok(()) => Ok([udp.list(), tcp.list()].into_iter().collect::<io::Result<Vec<_>>>()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Ok(Vec::new())),
-            Err(error) => Err(SweepError::Enter(error)),
+        let list = |entered: io::Result<()>| -> Result<Vec<_>, SweepError> {
+            entered.map_err(SweepError::Enter)?;
+            let both = [udp.list(), tcp.list()].into_iter().collect::<io::Result<Vec<_>>>();
+            Ok(both.map_err(SweepError::Iterate)?.concat())
         };
         let mut found = Vec::new();
         for listed in netns::in_each(&namespaces, list) {
-            found.extend(listed?.map_err(SweepError::Iterate)?.concat());
+            found.extend(listed?);
         }
         unvisited(namespaces).map_or(Ok(found), Err)
     }
@@ -319,12 +319,7 @@ struct Sweep<'a> {
 impl Sweep<'_> {
     /// Closes the stale sockets of this thread's network namespace.
     fn visit(&self, entered: io::Result<()>) -> Swept {
-        match entered {
-            Ok(()) => self.end().unwrap_or_else(Swept::failed),
-            // The last process of the namespace has ended.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Swept::default(),
-            Err(error) => Swept::failed(SweepError::Enter(error)),
-        }
+        entered.map_err(SweepError::Enter).and_then(|()| self.end()).unwrap_or_else(Swept::failed)
     }
 
     fn end(&self) -> Result<Swept, SweepError> {

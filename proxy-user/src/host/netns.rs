@@ -74,11 +74,15 @@ pub fn all() -> io::Result<Namespaces> {
 }
 
 /// Runs `work` in the caller's own namespace, which needs no permission, and in each of the others, on a separate thread that ends
-/// afterwards. `work` gets the result of entering the namespace; once, if there can be no thread now.
+/// afterwards. `work` gets the result of entering the namespace; once, if there can be no thread now. A namespace whose last
+/// process has ended is skipped.
 pub fn in_each<T: Send>(namespaces: &Namespaces, mut work: impl FnMut(io::Result<()>) -> T + Send) -> Vec<T> {
     let run = || {
         let own = work(Ok(()));
-        [own].into_iter().chain(namespaces.others.values().map(|file| work(enter(file)))).collect()
+        let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let entered =
+            namespaces.others.values().map(enter).filter(|entered| !entered.as_ref().is_err_and(is_gone));
+        [own].into_iter().chain(entered.map(&mut work)).collect()
     };
     let done = thread::scope(|scope| {
         let thread = thread::Builder::new().spawn_scoped(scope, run)?;

@@ -138,11 +138,9 @@ impl Mover {
             Reach::All => netns::all().map_err(SweepError::Processes)?,
             Reach::Own => Namespaces::default(),
         };
-        let visit = |entered: io::Result<()>| match entered {
-            Ok(()) => self.close_here(candidates, &mut moved.sockets),
-            // The last process of the namespace has ended.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(SweepError::Enter(error)),
+        let visit = |entered: io::Result<()>| {
+            entered.map_err(SweepError::Enter)?;
+            self.close_here(candidates, &mut moved.sockets)
         };
         netns::in_each(&namespaces, visit).into_iter().collect()
     }
