@@ -324,25 +324,3 @@ impl Setting {
         if self.field.is_empty() { self.flag } else { self.field }
     }
 }
-
-/// Returns the table of `docs/compatibility.md`.
-pub fn table() -> String {
-    let mut text = String::from("| field | flag | kube-proxy's default | here |\n|---|---|---|---|\n");
-    for setting in SETTINGS {
-        let code = |word: &str, dashes: &str| match word {
-            "" => String::new(),
-            "v" => "`-v`".to_owned(),
-            word => format!("`{dashes}{word}`"),
-        };
-        let what = match setting.effect {
-            Used("") => "the same".to_owned(),
-            Used(what) => what.to_owned(),
-            Idle(why) => format!("nothing: {why}"),
-        };
-        let default = code(setting.default, "");
-        let line =
-            format!("| {} | {} | {default} | {what} |\n", code(setting.field, ""), code(setting.flag, "--"));
-        text.push_str(&line);
-    }
-    text
-}

@@ -6,7 +6,7 @@ use clap::{CommandFactory, Parser};
 use rstest::rstest;
 use serde_json::json;
 
-use super::fields::{SETTINGS, table};
+use super::fields::{Effect, SETTINGS};
 use super::file::{FileError, parse};
 use super::kind::SettingKind;
 
@@ -909,6 +909,28 @@ fn a_file_is_written_as_it_was_given(
 fn a_whole_number_with_a_leading_zero_is_decimal() {
     let config = with_file(&body("conntrack: {maxPerCore: 010}\n"), &[]).unwrap();
     assert_eq!(config.kube_proxy.conntrack.max_per_core, Some(10));
+}
+
+/// Returns the table of `docs/compatibility.md`.
+fn table() -> String {
+    let mut text = String::from("| field | flag | kube-proxy's default | here |\n|---|---|---|---|\n");
+    for setting in SETTINGS {
+        let code = |word: &str, dashes: &str| match word {
+            "" => String::new(),
+            "v" => "`-v`".to_owned(),
+            word => format!("`{dashes}{word}`"),
+        };
+        let what = match setting.effect {
+            Effect::Used("") => "the same".to_owned(),
+            Effect::Used(what) => what.to_owned(),
+            Effect::Idle(why) => format!("nothing: {why}"),
+        };
+        let default = code(setting.default, "");
+        let (field, flag) = (code(setting.field, ""), code(setting.flag, "--"));
+        let line = format!("| {field} | {flag} | {default} | {what} |\n");
+        text.push_str(&line);
+    }
+    text
 }
 
 /// `BALLAST_WRITE_DOCS=1` writes the table instead of comparing it.
