@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::kube_proxy_rules::list;
-use super::message::{ANY_FAMILY, CONNTRACK, Message, find, find_below};
+use super::message::{ANY_FAMILY, CONNTRACK, Message, TCP, find, find_below};
 
 /// `IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1;
@@ -27,7 +27,6 @@ const IS_DNAT: u32 = 1 << 5;
 pub(super) const STATE: [u16; 3] = [4, 1, 1];
 /// From `TCP_CONNTRACK_SYN_SENT` to `TCP_CONNTRACK_CLOSE_WAIT`: the connection has not ended.
 const ALIVE: std::ops::RangeInclusive<u8> = 1..=5;
-pub(super) const TCP: u8 = 6;
 
 /// Returns the original destination of each TCP connection that is alive and whose destination netfilter translates.
 pub fn translated() -> io::Result<Vec<SocketAddr>> {

@@ -13,11 +13,11 @@ use rtnetlink::packet_core::NLM_F_ACK;
 use rtnetlink::sys::Socket;
 
 use super::connections::{
-    ADDRESSES, IS_ASSURED, IS_CONFIRMED, NUMBER, ORIGINAL, PORT_TO, PROTOCOL, SEEN_REPLY, STATE, STATUS, TCP,
+    ADDRESSES, IS_ASSURED, IS_CONFIRMED, NUMBER, ORIGINAL, PORT_TO, PROTOCOL, SEEN_REPLY, STATE, STATUS,
     V4_TO, V6_TO,
 };
 use super::expressions::drop_unknown_tcp;
-use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, nested, transact_by};
+use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, TCP, nested, transact_by};
 use super::rules::{APPEND, CREATE, base_chain, new_own_table, rule_of};
 use crate::host::netlink::Netlink;
 

@@ -1,6 +1,6 @@
 //! Expressions of nftables rules (`include/uapi/linux/netfilter/nf_tables.h`).
 
-use super::message::{NESTED, nested};
+use super::message::{NESTED, TCP, nested};
 use crate::host::devices::LOOPBACK;
 
 /// `NFTA_LIST_ELEM`.
@@ -34,9 +34,8 @@ const FLAGS_AT: u32 = 13;
 const PROTO_SPECIFIED: u32 = 1 << 1;
 /// The first and the last source port of masqueraded UDP: all above the node ports.
 const MASQUERADE_PORTS: [u16; 2] = [32768, 65535];
-/// The protocols UDP and TCP, and TCP's flags.
+/// The protocol UDP, and TCP's flags.
 const UDP: u8 = 17;
-const TCP: u8 = 6;
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;

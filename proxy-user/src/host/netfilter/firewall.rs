@@ -7,24 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use super::kube_proxy_rules::{CHAIN_NAME, CHAIN_TABLE, Chain, GET_CHAIN, TABLE, family, list};
-use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, find, find_below, text};
+use super::kube_proxy_rules::{Chain, GET_CHAIN, TABLE, chain_of, family, list};
+use super::message::{
+    ANY_FAMILY, CHAIN_HOOK, CHAIN_TYPE, HOOK_NUMBER, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, find,
+    find_below, text,
+};
 use super::rules::{Rule, Unconditional, rules};
 
-/// `NFTA_CHAIN_HOOK` (`include/uapi/linux/netfilter/nf_tables.h`).
-const HOOK: u16 = 4;
-/// `NFTA_CHAIN_POLICY`.
+/// `NFTA_CHAIN_POLICY` (`include/uapi/linux/netfilter/nf_tables.h`).
 const POLICY: u16 = 5;
-/// `NFTA_HOOK_HOOKNUM`.
-const HOOK_NUMBER: u16 = 1;
 /// `NF_INET_FORWARD`.
 const FORWARD: u32 = 2;
 /// `NF_INET_LOCAL_IN` and `NF_INET_FORWARD`.
 const HOOKS: [u32; 2] = [1, FORWARD];
 /// `NF_DROP`.
 const DROP: u32 = 0;
-/// `NFTA_CHAIN_TYPE`.
-const TYPE: u16 = 7;
 /// `NF_INET_PRE_ROUTING`, `NF_NETDEV_INGRESS` and `NF_INET_INGRESS`, each with the families that have it.
 const EARLY_HOOKS: [(u32, &[u8]); 2] = [(0, &[INET, IPV4, IPV6, NETDEV]), (5, &[INET])];
 /// What the names of all of Ballast's tables begin with.
@@ -131,18 +128,13 @@ fn bypassed_in(chains: &[Message], rules: &[Rule]) -> Vec<String> {
 fn before_routing(message: &Message) -> Option<(Chain, bool)> {
     let hook = hook_of(message)?;
     let is_early = EARLY_HOOKS.iter().any(|(early, of)| *early == hook && of.contains(&message.family));
-    let is_nat = find(&message.body, TYPE).map(text).as_deref() == Some("nat");
+    let is_nat = find(&message.body, CHAIN_TYPE).map(text).as_deref() == Some("nat");
     (is_early && !is_nat).then(|| Some((chain_of(message)?, has_policy_drop(message)))).flatten()
-}
-
-fn chain_of(message: &Message) -> Option<Chain> {
-    let name = |kind| find(&message.body, kind).map(text);
-    Some(Chain { family: message.family, table: name(CHAIN_TABLE)?, name: name(CHAIN_NAME)? })
 }
 
 /// Returns the number of the hook at which the kernel enters the chain.
 fn hook_of(message: &Message) -> Option<u32> {
-    find_below(&message.body, &[HOOK, HOOK_NUMBER]).and_then(number)
+    find_below(&message.body, &[CHAIN_HOOK, HOOK_NUMBER]).and_then(number)
 }
 
 fn has_policy_drop(message: &Message) -> bool {
@@ -167,13 +159,14 @@ fn of_chain(message: &Message, rules_of: &RulesOf<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::netfilter::message::{CHAIN_NAME, CHAIN_TABLE};
 
     fn chain(family: u8, table: &str, name: &str, hook: u32, policy: u32) -> Message {
         let number = Message::new(NFTABLES, GET_CHAIN, family).with(HOOK_NUMBER, &hook.to_be_bytes());
         Message::new(NFTABLES, GET_CHAIN, family)
             .with_text(CHAIN_TABLE, table)
             .with_text(CHAIN_NAME, name)
-            .with(HOOK, &number.body)
+            .with(CHAIN_HOOK, &number.body)
             .with(POLICY, &policy.to_be_bytes())
     }
 
@@ -242,7 +235,7 @@ mod tests {
         assert_eq!(found(&[jump("BLOCK"), drop("raw", "BLOCK")]), ["PREROUTING of ip raw"]);
         assert_eq!(found(&[jump("BLOCK"), drop("raw", "OTHER"), drop("filter", "FORWARD")]), [""; 0]);
         assert_eq!(found(&[jump("KUBE-SERVICES"), drop("raw", "KUBE-SERVICES")]), [""; 0]);
-        let nat = chain(IPV4, "nat", "PREROUTING", 0, 1).with_text(TYPE, "nat");
+        let nat = chain(IPV4, "nat", "PREROUTING", 0, 1).with_text(CHAIN_TYPE, "nat");
         let others = [
             nat,
             chain(IPV4, TABLE, "filter-prerouting", 0, 1),

@@ -8,7 +8,9 @@ use std::io;
 use rtnetlink::packet_core::NLM_F_DUMP;
 
 use super::legacy;
-use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, PROTOCOL, find, text};
+use super::message::{
+    ANY_FAMILY, CHAIN_NAME, CHAIN_TABLE, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, PROTOCOL, find, text,
+};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
 use proxy_core::model::plural::plural;
@@ -43,10 +45,6 @@ const IPVS_DEVICE: &str = proxy_core::model::IPVS_DEVICE;
 pub const TAKEOVER_TABLE: &str = "ballast-takeover";
 /// `NFT_MSG_GETCHAIN`.
 pub(super) const GET_CHAIN: u16 = 4;
-/// `NFTA_CHAIN_TABLE`.
-pub(super) const CHAIN_TABLE: u16 = 1;
-/// `NFTA_CHAIN_NAME`.
-pub(super) const CHAIN_NAME: u16 = 3;
 
 /// A chain of nftables. Chains of iptables are included, since iptables is a front end of nftables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,11 +165,12 @@ pub(super) fn family(number: u8) -> String {
 /// Returns all chains of nftables.
 pub(super) fn chains() -> io::Result<Vec<Chain>> {
     let answers = list(Message::new(NFTABLES, GET_CHAIN, ANY_FAMILY))?;
-    let read = |message: &Message| {
-        let name = |kind| find(&message.body, kind).map(text);
-        Some(Chain { family: message.family, table: name(CHAIN_TABLE)?, name: name(CHAIN_NAME)? })
-    };
-    Ok(answers.iter().filter_map(read).collect())
+    Ok(answers.iter().filter_map(chain_of).collect())
+}
+
+pub(super) fn chain_of(message: &Message) -> Option<Chain> {
+    let name = |kind| find(&message.body, kind).map(text);
+    Some(Chain { family: message.family, table: name(CHAIN_TABLE)?, name: name(CHAIN_NAME)? })
 }
 
 /// Requests a list; returns an empty list if the kernel does not know the request.

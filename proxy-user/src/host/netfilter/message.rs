@@ -24,6 +24,16 @@ pub(super) const NFTABLES: u16 = 10;
 /// `NFNL_SUBSYS_CTNETLINK`.
 pub(super) const CONNTRACK: u16 = 1;
 
+/// `NFTA_CHAIN_TABLE`, `_NAME`, `_HOOK` (with number and priority), `_TYPE`.
+pub(super) const CHAIN_TABLE: u16 = 1;
+pub(super) const CHAIN_NAME: u16 = 3;
+pub(super) const CHAIN_HOOK: u16 = 4;
+pub(super) const CHAIN_TYPE: u16 = 7;
+/// `NFTA_HOOK_HOOKNUM`.
+pub(super) const HOOK_NUMBER: u16 = 1;
+/// `IPPROTO_TCP`.
+pub(super) const TCP: u8 = 6;
+
 /// `NLMSG_ERROR`, which is also the answer to a successful request.
 const ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 16;

@@ -10,7 +10,8 @@ use std::io;
 use super::expressions::{self, EXPRESSION_NAME};
 use super::kube_proxy_rules::{Chain, TABLE, TAKEOVER_TABLE, chains, is_kube_proxys, list};
 use super::message::{
-    ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, nested, text, transact,
+    ANY_FAMILY, CHAIN_HOOK, CHAIN_NAME, CHAIN_TABLE, CHAIN_TYPE, HOOK_NUMBER, IPV4, IPV6, Message, NESTED,
+    NFTABLES, attributes, find, find_below, nested, text, transact,
 };
 use proxy_core::model::plural::plural;
 
@@ -34,12 +35,7 @@ const TABLE_FLAGS: u16 = 2;
 const OWNER: u32 = 2;
 /// `NFTA_TABLE_OWNER`.
 pub(super) const TABLE_OWNER: u16 = 7;
-/// `NFTA_CHAIN_TABLE`, `_NAME`, `_HOOK` (with number and priority), `_POLICY`, `_TYPE`.
-const CHAIN_TABLE: u16 = 1;
-const CHAIN_NAME: u16 = 3;
-const CHAIN_HOOK: u16 = 4;
-const CHAIN_TYPE: u16 = 7;
-const HOOK_NUMBER: u16 = 1;
+/// `NFTA_HOOK_PRIORITY`.
 const HOOK_PRIORITY: u16 = 2;
 /// `NFTA_RULE_TABLE`, `_CHAIN`, `_HANDLE`, `_EXPRESSIONS`.
 const RULE_TABLE: u16 = 1;
