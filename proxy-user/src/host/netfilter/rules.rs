@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::expressions::{self, EXPRESSION_NAME};
-use super::kube_proxy_rules::{Chain, TABLE, TAKEOVER_TABLE, chains, is_kube_proxys, list};
+use super::kube_proxy_rules::{Chain, TABLE, TAKEOVER_TABLE, chains, family, is_kube_proxys, list};
 use super::message::{
     ANY_FAMILY, CHAIN_HOOK, CHAIN_NAME, CHAIN_TABLE, CHAIN_TYPE, HOOK_NUMBER, IPV4, IPV6, Message, NESTED,
     NFTABLES, attributes, find, find_below, nested, text, transact,
@@ -190,19 +190,17 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
     let tables: BTreeSet<_> =
         chains.iter().filter(|chain| chain.table == TABLE).map(|chain| chain.family).collect();
     changes.extend(tables.iter().map(|family| (delete_table(*family, TABLE), 0)));
-    removal.removed = tables.iter().map(|family| format!("table {} {TABLE}", name_of(*family))).collect();
+    removal.removed = tables.iter().map(|one| format!("table {} {TABLE}", family(*one))).collect();
     let mut shared = std::collections::BTreeMap::<(u8, &str), usize>::new();
     for chain in &gone {
         *shared.entry((chain.family, &chain.table)).or_default() += 1;
     }
-    let say = |((family, table), count): ((u8, &str), usize)| {
-        format!("{} in {} {table}", plural(count, "chain"), name_of(family))
+    let say = |((number, table), count): ((u8, &str), usize)| {
+        format!("{} in {} {table}", plural(count, "chain"), family(number))
     };
     removal.removed.extend(shared.into_iter().map(say));
-    removal.left = kept
-        .iter()
-        .map(|chain| format!("{} {} {}", name_of(chain.family), chain.table, chain.name))
-        .collect();
+    removal.left =
+        kept.iter().map(|chain| format!("{} {} {}", family(chain.family), chain.table, chain.name)).collect();
     if !changes.is_empty() {
         // Before all other changes, so that a chain of type nat exists at every moment.
         changes.splice(0..0, keep_alive());
@@ -213,10 +211,6 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
 /// Whether the kernel itself enters the chain, in the tables of iptables.
 fn is_entry(chain: &str) -> bool {
     ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
-}
-
-fn name_of(family: u8) -> &'static str {
-    if family == IPV6 { "ip6" } else { "ip" }
 }
 
 pub(super) fn new_table(family: u8, table: &str) -> Message {
