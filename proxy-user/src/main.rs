@@ -129,14 +129,13 @@ fn start(options: Options, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
         stay: false,
     };
     let config = RunConfig::new(options.clone())?;
-    let filter = std::env::var("BALLAST_LOG").ok();
     let runs = write_to.is_none() && !cleans_up && !inits;
     let exporter = config.otlp.as_ref().filter(|_| runs).map(|_| Exporter::default());
     let layer = config.otlp.as_ref().zip(exporter.as_ref()).map(|(settings, exporter)| Layer {
         spans: settings.has(Telemetry::Traces).then(|| exporter.spans.clone()),
         logs: settings.has(Telemetry::Logs).then(|| exporter.logs.clone()),
     });
-    telemetry::init(config.log_format, config.log_level, filter.as_deref(), layer)?;
+    telemetry::init(config.log_format, config.log_level, layer)?;
     if let Some(path) = write_to {
         app::write_config(&config, &path)?;
     } else if cleans_up {
@@ -150,15 +149,13 @@ fn start(options: Options, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
 }
 
 fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
-    let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(args.log.log_format, args.log.log_level, filter.as_deref(), None)?;
+    telemetry::init(args.log.log_format, args.log.log_level, None)?;
     app::end_udp_sockets(&args.maps.bpffs)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn gate(args: &GateArgs) -> anyhow::Result<ExitCode> {
-    let filter = std::env::var("BALLAST_LOG").ok();
-    telemetry::init(args.log.log_format, args.log.log_level, filter.as_deref(), None)?;
+    telemetry::init(args.log.log_format, args.log.log_level, None)?;
     gate::run(args)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -55,17 +55,13 @@ pub enum TelemetryError {
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Sends log lines to standard error from now on, and the same lines and spans to `export`, if there is one; `filter`
-/// is the value of `BALLAST_LOG`.
-pub fn init(
-    format: LogFormat,
-    level: LogLevel,
-    filter: Option<&str>,
-    export: Option<Layer>,
-) -> Result<(), TelemetryError> {
-    let export =
-        export.map(|layer| Ok::<_, TelemetryError>((layer, directives(level, filter)?))).transpose()?;
-    let filter = directives(level, filter)?;
+/// Sends log lines to standard error from now on, and the same lines and spans to `export`, if there is one. `BALLAST_LOG` is
+/// read here.
+pub fn init(format: LogFormat, level: LogLevel, export: Option<Layer>) -> Result<(), TelemetryError> {
+    let filter = std::env::var(VARIABLE).ok();
+    let filter = || directives(level, filter.as_deref());
+    let export = export.map(|layer| Ok::<_, TelemetryError>((layer, filter()?))).transpose()?;
+    let filter = filter()?;
     subscriber(format, filter, io::stderr, export).try_init().map_err(TelemetryError::Twice)
 }
 
