@@ -1,9 +1,9 @@
 //! `cargo xtask build`: builds the BPF object, then the agent, which embeds it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 
 use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
@@ -76,7 +76,7 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
     }
     cargo.run()?;
     let built = target_dir.join(TARGET).join("bpf/ballast-bpf");
-    let elf = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    let elf = fs::read(&built)?;
     let report = object::check(&elf).with_context(|| built.display().to_string())?;
     log::line(format_args!(
         "    {} programs, {} instructions, {} of {} bytes of stack, {} KiB",
@@ -143,7 +143,6 @@ pub fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|old| old == content) {
         return Ok(());
     }
-    let name = || format!("cannot write {}", path.display());
-    fs::create_dir_all(path.parent().unwrap_or(path)).with_context(name)?;
-    fs::write(path, content).with_context(name)
+    fs::create_dir_all(path.parent().unwrap_or(path))?;
+    Ok(fs::write(path, content)?)
 }

@@ -1,10 +1,10 @@
 //! Programs of other projects that `cargo install` builds once, for releases and documents. This file pins their versions,
 //! and the lock file of each program pins its dependencies.
 
-use std::fs::{self, File};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
+use fs_err::{self as fs, File};
 
 use crate::exec::Cmd;
 use crate::{log, workspace};
@@ -55,8 +55,8 @@ pub fn cargo(tool: Tool) -> Result<Cmd> {
 fn install(tool: Tool) -> Result<PathBuf> {
     let Tool { name, version, features, .. } = tool;
     let tools = workspace::cache()?.join("cargo-tools");
-    fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
-    let lock = File::create(tools.join("lock")).context("cannot make the lock file of cargo's tools")?;
+    fs::create_dir_all(&tools)?;
+    let lock = File::create(tools.join("lock"))?;
     lock.lock().context("cannot take the lock of cargo's tools")?;
     let root = tools.join(format!("{name}-{version}"));
     let program = root.join("bin").join(name);

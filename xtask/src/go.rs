@@ -1,10 +1,11 @@
 //! Finds a Go that can build the API server, or installs one with apt and Go's module proxy.
 
-use std::fs;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 use serde::Deserialize;
 
 use crate::exec::{self, Cmd};
@@ -71,13 +72,12 @@ fn fetch_release(old: &Path) -> Result<PathBuf> {
 }
 
 fn make_runnable(folder: &Path) -> Result<()> {
-    let shown = || format!("cannot change modes in {}", folder.display());
-    for entry in fs::read_dir(folder).with_context(shown)? {
-        let path = entry.with_context(shown)?.path();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
         if path.is_dir() {
             make_runnable(&path)?;
         } else {
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).with_context(shown)?;
+            fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         }
     }
     Ok(())

@@ -3,11 +3,11 @@
 //! `xtask/tools/*/go.mod` pin the versions; the programs are put at `<cache>/tools/<name>-<version>`.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use fs_err::{self as fs, File};
 
 use crate::exec::Cmd;
 use crate::workspace::{self, Workspace};
@@ -138,8 +138,8 @@ pub const SUITE: [Tool; 2] = [
 /// Finds or builds programs, one after the other; a second caller waits for the first.
 pub fn build(workspace: &Workspace, wanted: &[Tool]) -> Result<Vec<PathBuf>> {
     let tools = workspace::cache()?.join("tools");
-    fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
-    let lock = File::create(tools.join("lock")).context("cannot make the lock file of the tools")?;
+    fs::create_dir_all(&tools)?;
+    let lock = File::create(tools.join("lock"))?;
     lock.lock().context("cannot take the lock of the tools")?;
     wanted.iter().map(|tool| one(workspace, &tools, tool)).collect()
 }
@@ -192,7 +192,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
         .without_env("GOROOT")
         .dir(folder(workspace, tool))
         .read()?;
-    fs::rename(&unfinished, &binary).with_context(|| format!("cannot rename {}", unfinished.display()))?;
+    fs::rename(&unfinished, &binary)?;
     log::line(format_args!("    {} {version}: {}", tool.name, log::seconds(start.elapsed())));
     Ok(binary)
 }

@@ -1,12 +1,12 @@
 //! Processes and control groups of this machine, for the demo and the cluster.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 
 /// How long a control group may stay busy after its last process has ended.
 const GRACE: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub fn remove_cgroup(dir: &Path) -> Result<()> {
     loop {
         match fs::remove_dir(dir) {
             Err(_) if start.elapsed() < GRACE => sleep(Duration::from_millis(20)),
-            done => return done.with_context(|| format!("cannot remove {}", dir.display())),
+            done => return Ok(done?),
         }
     }
 }
@@ -76,7 +76,7 @@ pub fn cgroup2() -> Result<PathBuf> {
 
 /// Returns all mounted hierarchies: with systemd's hybrid layout, those of cgroup v1 and cgroup2.
 pub fn hierarchies() -> Result<Vec<Hierarchy>> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
     Ok(hierarchies_in(&mounts))
 }
 

@@ -45,7 +45,7 @@ fn root(llvm: u32) -> Result<PathBuf> {
 }
 
 fn fits(linker: &Path, llvm: u32) -> bool {
-    let Ok(file) = std::fs::read(linker) else { return false };
+    let Ok(file) = fs_err::read(linker) else { return false };
     // A linker with a statically linked LLVM does not show its version: the first link shows whether it is new enough.
     linked_llvm(&file).is_none_or(|own| own >= llvm) && Cmd::new(linker).arg("--version").succeeds()
 }

@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_file_with_no_program_is_refused() {
         // The test's own executable is an ELF file whose code is in `.text` and similar sections.
-        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let own = fs_err::read(std::env::current_exe().unwrap()).unwrap();
         assert!(check(&own).is_err());
     }
 
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn dwarf_goes_and_the_rest_stays() {
-        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let own = fs_err::read(std::env::current_exe().unwrap()).unwrap();
         let mut written = object::write::Object::new(
             object::BinaryFormat::Elf,
             object::Architecture::Bpf,

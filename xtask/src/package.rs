@@ -3,10 +3,10 @@
 //! `proxy-user/Cargo.toml` lists the files in them (`package.metadata.deb`, `package.metadata.generate-rpm`); the program and
 //! generated files are put into target/package first.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
 
 use crate::cross::Arch;
 use crate::exec::{self, Cmd};
@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
         binary::build(&workspace, args.target, args.dev)?
     };
     for path in make(&workspace, args.target, &program, args.output.as_deref())? {
-        let size = fs::metadata(&path).with_context(|| format!("cannot read {}", path.display()))?.len();
+        let size = fs::metadata(&path)?.len();
         log::line(format_args!("{} ({} MB)", path.display(), size / 1_000_000));
     }
     Ok(())
@@ -80,32 +80,32 @@ pub fn make(
     // proxy-user/Cargo.toml names this folder.
     let stage = workspace.root().join("target/package");
     let folder = output.map_or_else(|| stage.clone(), Path::to_owned);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder)?;
     put_together(workspace, arch, program, &stage)?;
     let deb = log::timed("make the deb", || deb(workspace, arch, &folder))?;
     let rpm = log::timed("make the rpm", || rpm(workspace, arch, &folder))?;
     let debug = folder.join(format!("ballast-{}-{}.debug", env!("CARGO_PKG_VERSION"), arch.debian()));
-    fs::copy(binary::debug_of(&stage.join(NAME)), &debug).context("cannot copy the debug information")?;
+    fs::copy(binary::debug_of(&stage.join(NAME)), &debug)?;
     Ok(vec![deb, rpm, debug])
 }
 
 /// Puts the files that proxy-user/Cargo.toml names into one folder.
 fn put_together(workspace: &Workspace, arch: Arch, program: &Path, stage: &Path) -> Result<()> {
     let units = stage.join("units");
-    fs::create_dir_all(&units).with_context(|| format!("cannot make {}", units.display()))?;
+    fs::create_dir_all(&units)?;
     let staged = stage.join(NAME);
-    fs::copy(program, &staged).context("cannot copy the program")?;
+    fs::copy(program, &staged)?;
     let debug = binary::debug_of(program);
     if debug.exists() {
-        fs::copy(debug, binary::debug_of(&staged)).context("cannot copy the debug information")?;
+        fs::copy(debug, binary::debug_of(&staged))?;
     } else {
         binary::split(&staged, arch)?;
     }
     for unit in UNITS {
         let from = workspace.root().join("deploy/systemd").join(unit);
-        let text = fs::read_to_string(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        let text = fs::read_to_string(&from)?;
         ensure!(text.contains(PROGRAM[0]), "{unit} does not name {}", PROGRAM[0]);
-        fs::write(units.join(unit), text.replace(PROGRAM[0], PROGRAM[1])).context("cannot write a unit")?;
+        fs::write(units.join(unit), text.replace(PROGRAM[0], PROGRAM[1]))?;
     }
     // The program writes its manual pages itself.
     let host =
@@ -166,17 +166,17 @@ const COMPLETIONS: [(&str, &str); 3] = [
 /// Writes the files for /usr/share that the program itself generates below `folder`, which is emptied first.
 pub fn write_share(program: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        fs::remove_dir_all(folder)?;
     }
     let manuals = folder.join("man/man1");
-    fs::create_dir_all(&manuals).with_context(|| format!("cannot make {}", manuals.display()))?;
+    fs::create_dir_all(&manuals)?;
     Cmd::new(program).arg("man").arg(&manuals).run()?;
     for (shell, file) in COMPLETIONS {
         let script = Cmd::new(program).args(["completion", shell]).read()?;
         let path = folder.join(file);
         let parent = path.parent().context("a completion has a folder")?;
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-        fs::write(&path, script).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::create_dir_all(parent)?;
+        fs::write(&path, script)?;
     }
     Ok(())
 }
@@ -251,7 +251,7 @@ mod tests {
         fs::write(below("/etc/ballast/environment"), below(environment)).unwrap();
         let program = below("/usr/bin/ballast");
         fs::write(&program, "#!/bin/sh\necho \"$*|$BALLAST_BPFFS|$BALLAST_CGROUP_ROOT\"\n").unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let prerm = root.join("prerm");
         fs::write(&prerm, below(script)).unwrap();
         let printed = Cmd::new("/bin/sh")

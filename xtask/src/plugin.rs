@@ -1,9 +1,9 @@
 //! The plugin of kubectl in a release: an archive for each system, and krew's manifest, which names the archives.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 
 use crate::exec::Cmd;
 use crate::image::binary::PLUGIN;
@@ -91,7 +91,7 @@ pub fn of_mac(workspace: &Workspace) -> Vec<Plugin> {
 /// Writes an archive for each system, and krew's manifest.
 pub fn write(workspace: &Workspace, folder: &Path, plugins: &[Plugin]) -> Result<()> {
     let template = workspace.root().join("deploy/krew/ballast.yaml");
-    let text = fs::read_to_string(&template).context("cannot read krew's manifest")?;
+    let text = fs::read_to_string(&template)?;
     let text: String = text.split_inclusive('\n').filter(|line| !line.starts_with('#')).collect();
     let start = text.find("    - selector:").context("krew's manifest has no platform")?;
     let (mut all, platform) = (text[..start].to_owned(), &text[start..]);
@@ -107,7 +107,7 @@ pub fn write(workspace: &Workspace, folder: &Path, plugins: &[Plugin]) -> Result
     }
     let repository = repository().unwrap_or_else(|| "OWNER/REPOSITORY".to_owned());
     let all = all.replace("VERSION", env!("CARGO_PKG_VERSION")).replace("REPOSITORY", &repository);
-    fs::write(folder.join(format!("{PLUGIN}.yaml")), all).context("cannot write krew's manifest")
+    Ok(fs::write(folder.join(format!("{PLUGIN}.yaml")), all)?)
 }
 
 #[cfg(test)]

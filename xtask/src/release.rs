@@ -1,9 +1,9 @@
 //! `cargo xtask release`: builds all files of a release, with their checksums.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
 
 use crate::chart::Helm;
 use crate::cross::Arch;
@@ -33,32 +33,31 @@ pub fn run(args: &Args) -> Result<()> {
     deny(args)?;
     let folder = workspace.target().join("release-files");
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        fs::remove_dir_all(&folder)?;
     }
     let mut plugins = Vec::new();
     for arch in [Arch::X86, Arch::Arm] {
         let args = image::Args { target: arch, ..image::Args::into_folder(folder.clone(), false) };
         let made = image::make(&workspace, &args)?;
         let context = folder.join("context");
-        fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
+        fs::remove_dir_all(&context)?;
         let stem = made.archive.file_stem().context("the image has no name")?;
-        fs::copy(&made.binary, folder.join(stem)).context("cannot copy the program")?;
+        fs::copy(&made.binary, folder.join(stem))?;
         package::make(&workspace, arch, &made.binary, Some(&folder))?;
         log::line(format_args!("{} {} {}", made.reference, arch.debian(), made.id));
         plugins.push(Plugin::new("linux", arch.debian(), made.binary.with_file_name(PLUGIN)));
     }
     chart(&workspace, &folder)?;
-    let changes =
-        fs::read_to_string(workspace.root().join("CHANGELOG.md")).context("cannot read CHANGELOG.md")?;
+    let changes = fs::read_to_string(workspace.root().join("CHANGELOG.md"))?;
     let notes = notes(&changes, env!("CARGO_PKG_VERSION"), docs().as_deref())?;
-    fs::write(folder.join(NOTES), notes).context("cannot write the notes")?;
+    fs::write(folder.join(NOTES), notes)?;
     plugins.push(plugin::windows(&workspace)?);
     plugins.extend(plugin::of_mac(&workspace));
     plugin::write(&workspace, &folder, &plugins)?;
-    for file in fs::read_dir(workspace.root().join("deploy/systemd")).context("cannot list the units")? {
-        let path = file.context("cannot list the units")?.path();
+    for file in fs::read_dir(workspace.root().join("deploy/systemd"))? {
+        let path = file?.path();
         let name = path.file_name().context("a unit without a name")?;
-        fs::copy(&path, folder.join(name)).context("cannot copy a unit")?;
+        fs::copy(&path, folder.join(name))?;
     }
     log::line(sums(&folder)?);
     Ok(())
@@ -79,13 +78,13 @@ fn chart(workspace: &Workspace, folder: &Path) -> Result<()> {
     let Some(repository) = repository() else { return helm.package(helm.chart(), folder) };
     let copy = workspace.target().join("release-chart/ballast");
     if copy.exists() {
-        fs::remove_dir_all(&copy).with_context(|| format!("cannot remove {}", copy.display()))?;
+        fs::remove_dir_all(&copy)?;
     }
-    fs::create_dir_all(&copy).with_context(|| format!("cannot make {}", copy.display()))?;
+    fs::create_dir_all(&copy)?;
     Cmd::new("cp").args(["--recursive", "--no-target-directory"]).arg(helm.chart()).arg(&copy).run()?;
     let path = copy.join("values.yaml");
-    let values = fs::read_to_string(&path).context("cannot read the chart's values")?;
-    fs::write(&path, published(&values, &repository)?).context("cannot write the chart's values")?;
+    let values = fs::read_to_string(&path)?;
+    fs::write(&path, published(&values, &repository)?)?;
     helm.package(&copy, folder)
 }
 
@@ -126,7 +125,7 @@ fn sums(folder: &Path) -> Result<String> {
     names.retain(|name| name != SUMS);
     names.sort();
     let text = Cmd::new("sha256sum").args(&names).dir(folder).read()?;
-    fs::write(folder.join(SUMS), &text).context("cannot write the checksums")?;
+    fs::write(folder.join(SUMS), &text)?;
     Ok(text)
 }
 

@@ -52,7 +52,7 @@ impl Compiler {
             .args(["--print", "target-libdir", "--target", TARGET])
             .without_env("LD_LIBRARY_PATH");
         let libdir = PathBuf::from(libdir.try_read()?.trim());
-        let has_core = std::fs::read_dir(libdir).ok()?.flatten().any(|file| {
+        let has_core = fs_err::read_dir(libdir).ok()?.flatten().any(|file| {
             let name = file.file_name();
             name.to_string_lossy().starts_with("libcore-")
         });

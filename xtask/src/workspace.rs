@@ -65,7 +65,7 @@ pub fn cache() -> Result<PathBuf> {
         .or_else(|| var("XDG_CACHE_HOME").map(|dir| dir.join("ballast")))
         .or_else(|| var("HOME").map(|dir| dir.join(".cache/ballast")))
         .ok_or_else(|| anyhow!("neither BALLAST_CACHE nor HOME is set: no place for tools"))?;
-    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    fs_err::create_dir_all(&dir)?;
     Ok(dir)
 }
 

@@ -5,7 +5,7 @@ mod page;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::apiserver::Binaries;
 use crate::exec::Cmd;
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn write_page(json: &Path, machine: &page::Machine, folder: &Path) -> Result<()> {
-    let figures = std::fs::read_to_string(json).with_context(|| format!("cannot read {}", json.display()))?;
+    let figures = fs_err::read_to_string(json)?;
     page::write(&figures, machine, folder)?;
     log::line(format_args!("{}", folder.join("README.md").display()));
     Ok(())

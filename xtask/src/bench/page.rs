@@ -1,10 +1,10 @@
 //! Generates `docs/benchmarks`: the figures of one run as tables and plots, with the machine on which they were measured.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use super::chart::{self, Figure, number};
 use crate::exec::Cmd;
@@ -49,16 +49,16 @@ pub fn write(json: &str, machine: &Machine, folder: &Path) -> Result<()> {
     if figures.is_empty() {
         bail!("the benchmark measured nothing");
     }
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+    fs::create_dir_all(folder)?;
+    for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "svg") {
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            fs::remove_file(&path)?;
         }
     }
     let put = |name: &str, text: &str| {
         let path = folder.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        Ok(fs::write(&path, text)?)
     };
     for (name, figures) in plots(&figures) {
         put(&name, &chart::bars(&figures)?)?;

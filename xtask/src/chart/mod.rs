@@ -6,9 +6,8 @@
 mod helm;
 mod values;
 
-use std::fs;
-
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 use serde::Deserialize;
 
 use crate::workspace::Workspace;
@@ -89,8 +88,7 @@ pub fn run() -> Result<()> {
     let helm = Helm::find(&workspace)?;
     for manifest in &MANIFESTS {
         let path = workspace.root().join(manifest.file);
-        fs::write(&path, rendered(&helm, manifest)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, rendered(&helm, manifest)?)?;
         log::line(path.display());
     }
     Ok(())
@@ -119,7 +117,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     values::check(&helm, &all.cases.iter().map(Case::values).collect::<Vec<_>>())?;
     for manifest in &MANIFESTS {
         let path = workspace.root().join(manifest.file);
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = fs::read_to_string(&path)?;
         if text != rendered(&helm, manifest)? {
             bail!("{} does not match deploy/chart: run `cargo xtask build chart`", manifest.file);
         }
@@ -183,7 +181,7 @@ fn releases_have_names_of_their_own(helm: &Helm) -> Result<()> {
 /// Checks that the chart accepts the examples in the comments of values.yaml, and that each changes the manifests.
 fn examples_are_accepted(helm: &Helm) -> Result<()> {
     let path = helm.chart().join("values.yaml");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = fs::read_to_string(&path)?;
     let examples = docs::chart::examples(&text);
     ensure!(
         examples.iter().any(|one| one.starts_with("{settings: ")),

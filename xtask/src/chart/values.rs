@@ -37,7 +37,7 @@ type Rendered<'a> = (&'a [&'a str], String);
 /// Checks that cases change each value; `cases` are arguments of `--set`.
 pub(super) fn check(helm: &Helm, cases: &[Vec<&str>]) -> Result<()> {
     let path = helm.chart().join("values.schema.json");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = fs_err::read_to_string(&path)?;
     let schema = serde_json::from_str(&text).context("values.schema.json")?;
     let nodes = nodes(&schema)?;
     let cases: Vec<Rendered<'_>> =

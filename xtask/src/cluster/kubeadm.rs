@@ -87,7 +87,7 @@ fn programs(
     migrates: bool,
 ) -> Result<Vec<PathBuf>> {
     link_programs(workspace, workdir, &ballast.program)?;
-    std::os::unix::fs::symlink(kubeadm, workdir.programs().join("kubeadm")).context("cannot link kubeadm")?;
+    fs_err::os::unix::fs::symlink(kubeadm, workdir.programs().join("kubeadm"))?;
     let version = gotools::version(workspace, &gotools::KUBEADM)?;
     let config = workdir.write("kubeadm.yaml", &configuration(&version))?;
     let list = Cmd::new(kubeadm).args(["config", "images", "list", "--config"]).arg(config).read()?;
@@ -122,7 +122,7 @@ fn start_machines(workdir: &Workdir) -> Result<()> {
 fn own_etc(machine: &Machine) -> Result<()> {
     let folder = |name: &str| {
         let path = machine.dir().join(name);
-        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        fs_err::create_dir_all(&path)?;
         Ok::<_, anyhow::Error>(path.display().to_string())
     };
     let options = format!("lowerdir=/etc,upperdir={},workdir={}", folder("etc")?, folder("etc-work")?);
@@ -165,7 +165,7 @@ fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
     let log = workdir.node(on).log("kubeadm");
     let done = workdir.node(on).command(&[&["kubeadm"], words, &[&ignored]].concat()).read();
     let output = done.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
-    std::fs::write(&log, output).with_context(|| format!("cannot write {}", log.display()))?;
+    fs_err::write(&log, output)?;
     done.map(|_| ()).with_context(|| format!("see {} and the other logs in that folder", log.display()))
 }
 

@@ -1,13 +1,14 @@
 //! A machine of a cluster: one process in its own namespaces (PID, mount, UTS, IPC, network), and all processes started
 //! there. When this first process ends, the kernel ends all others, and removes the machine's mounts and network.
 
-use std::fs::{self, File};
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use fs_err::{self as fs, File};
 
 use super::plan::{CONTROL, Node};
 use super::workdir::{Workdir, remove_tree};
@@ -37,7 +38,7 @@ impl Machine {
     /// Starts the machine, and waits until it runs.
     pub fn start(&self) -> Result<()> {
         let own = self.dir();
-        fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
+        fs::create_dir_all(&own)?;
         let us = std::env::current_exe().context("cannot find our own program")?;
         let mut command = Command::new("setsid");
         command
@@ -140,10 +141,8 @@ impl Machine {
     }
 
     fn spawn(&self, mut command: Command, program: &str) -> Result<u32> {
-        let file = self.log(program);
-        let log = File::options().create(true).append(true).open(&file);
-        let log = log.with_context(|| format!("cannot open {}", file.display()))?;
-        let both = log.try_clone().context("cannot open a log")?;
+        let log = File::options().create(true).append(true).open(self.log(program))?.into_file();
+        let both = log.try_clone()?;
         let child = command.stdin(Stdio::null()).stdout(log).stderr(both).spawn();
         let mut child = child.with_context(|| format!("cannot start {program} on {}", self.name))?;
         let pid = child.id();
@@ -165,9 +164,8 @@ impl Machine {
             config = self.workdir.kubeconfig("admin").display(),
         );
         let script = self.script();
-        fs::write(&script, text)
-            .and_then(|()| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))
-            .with_context(|| format!("cannot write {}", script.display()))
+        fs::write(&script, text)?;
+        Ok(fs::set_permissions(&script, Permissions::from_mode(0o755))?)
     }
 }
 
@@ -201,8 +199,7 @@ impl Workdir {
             failures.extend(remove_tree(&cgroup).err());
         }
         if failures.is_empty() && self.exists() {
-            let shown = || format!("cannot remove {}", self.dir().display());
-            failures.extend(fs::remove_dir_all(self.dir()).with_context(shown).err());
+            failures.extend(fs::remove_dir_all(self.dir()).err().map(Into::into));
         }
         failures.into_iter().next().map_or(Ok(()), Err)
     }
@@ -235,9 +232,8 @@ impl Process {
 
     fn write(&self, file: &Path) -> Result<()> {
         let unfinished = file.with_extension("unfinished");
-        fs::write(&unfinished, format!("{} {}", self.number, self.start))
-            .and_then(|()| fs::rename(&unfinished, file))
-            .with_context(|| format!("cannot write {}", file.display()))
+        fs::write(&unfinished, format!("{} {}", self.number, self.start))?;
+        Ok(fs::rename(&unfinished, file)?)
     }
 
     /// Returns the PID if that process still runs.
@@ -259,12 +255,12 @@ fn inner_cgroup(cgroup: &Path) -> PathBuf {
 pub fn init(workdir: &Workdir, name: &str) -> Result<()> {
     let machine = Machine::of(workdir, name);
     // /proc is still that of the host, so this is our PID on the host.
-    let us = fs::read_link("/proc/self").context("cannot read /proc/self")?;
+    let us = fs::read_link("/proc/self")?;
     let us = Process::of(us.to_string_lossy().parse().context("/proc/self is no process")?)?;
     let groups = own_groups(&machine)?;
     Cmd::new("hostname").arg(name).run()?;
     let between = machine.dir().join("between");
-    fs::create_dir_all(&between).with_context(|| format!("cannot make {}", between.display()))?;
+    fs::create_dir_all(&between)?;
     for (group, root) in groups {
         // Unmount the hierarchy's original mount: runc takes the first mount that it finds.
         let (group, root, between) =
@@ -279,13 +275,13 @@ pub fn init(workdir: &Workdir, name: &str) -> Result<()> {
     mount(&["-t", "tmpfs", "tmpfs", "/run"])?;
     for folder in ["lib", "log"] {
         let own = machine.dir().join(folder);
-        fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
+        fs::create_dir_all(&own)?;
         mount(&["--bind", &own.to_string_lossy(), &format!("/var/{folder}")])?;
     }
     mount(&["-t", "bpf", "bpf", "/sys/fs/bpf"])?;
     for (file, value) in SYSCTLS {
         let path = Path::new("/proc/sys/net").join(file);
-        fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, value)?;
     }
     // The last step: the parent process waits for this record.
     us.write(&machine.record("init"))?;
@@ -306,7 +302,7 @@ fn own_groups(machine: &Machine) -> Result<Vec<(PathBuf, PathBuf)>> {
     for hierarchy in host::hierarchies()? {
         let group = machine.workdir.group_in(&hierarchy.root, &machine.name);
         let inner = if hierarchy.is_v2 { inner_cgroup(&group) } else { group.clone() };
-        fs::create_dir_all(&inner).with_context(|| format!("cannot make {}", inner.display()))?;
+        fs::create_dir_all(&inner)?;
         if hierarchy.is_v2 {
             fs::write(inner.join("cgroup.procs"), "0")
                 .with_context(|| format!("cannot join {}", inner.display()))?;

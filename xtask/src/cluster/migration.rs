@@ -1,9 +1,9 @@
 //! Runs the commands of docs/migration.md on a cluster of kubeadm, to Ballast and back, while clients use its Services.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use super::deployed::SPACE;
 use super::kubeadm::{ADMIN, NODES, PATIENCE, kubectl};
@@ -24,9 +24,9 @@ const OUTSIDE: &str = "dns-outside";
 /// request of a client fails.
 pub fn run(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     let page = workspace.root().join(PAGE);
-    let page = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+    let page = fs::read_to_string(&page)?;
     let folder = workdir.dir().join("migration");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder)?;
     link(&workspace.root().join("deploy"), &folder.join("deploy"))?;
     link(Helm::find(workspace)?.program(), &workdir.programs().join("helm"))?;
     let expose =
@@ -48,7 +48,7 @@ pub fn run(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
 }
 
 fn link(to: &Path, at: &Path) -> Result<()> {
-    std::os::unix::fs::symlink(to, at).with_context(|| format!("cannot make the link {}", at.display()))
+    Ok(fs_err::os::unix::fs::symlink(to, at)?)
 }
 
 /// Which proxy has rules or programs on the nodes.
@@ -155,8 +155,7 @@ impl Clients {
         let mut total = 0;
         for (machine, client) in &self.0 {
             let file = machine.log(client);
-            let text =
-                fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            let text = fs::read_to_string(&file)?;
             let failed: Vec<_> = text.lines().filter(|line| !line.starts_with("0 ")).collect();
             total += text.lines().count();
             if let Some(first) = failed.first() {

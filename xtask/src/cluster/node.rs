@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::json;
 
 use super::cni::current_cni;
@@ -50,7 +50,7 @@ pub fn start_kubelet(workdir: &Workdir, node: Node) -> Result<()> {
 pub fn start_containerd(workdir: &Workdir, node: Node) -> Result<()> {
     let machine = workdir.node(node);
     let network = machine.dir().join("lib/cni/net.d");
-    std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
+    fs_err::create_dir_all(&network)?;
     let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
     let (name, network) = current_cni(workdir)?.network_config(workdir, node);
     write(&format!("lib/cni/net.d/{name}"), &network.to_string())?;

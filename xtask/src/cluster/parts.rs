@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
+use fs_err::os::unix::fs::symlink;
 
 use super::workdir::Workdir;
 use crate::exec::Cmd;
@@ -37,24 +38,20 @@ pub(super) fn copy_ballast(workdir: &Workdir, ballast: &Path) -> Result<()> {
     let (file, unfinished) =
         (workdir.programs().join("ballast"), workdir.programs().join("ballast.unfinished"));
     // A rename also replaces a program that still runs.
-    std::fs::copy(ballast, &unfinished)
-        .and_then(|_| std::fs::rename(&unfinished, file))
-        .with_context(|| format!("cannot copy {}", ballast.display()))
+    fs_err::copy(ballast, &unfinished)?;
+    Ok(fs_err::rename(&unfinished, file)?)
 }
 
 /// Links the programs of the cluster's machines into its directory.
 pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &Path) -> Result<()> {
-    let link = |name: &str, file: &Path| {
-        std::os::unix::fs::symlink(file, workdir.programs().join(name))
-            .with_context(|| format!("cannot link {name}"))
-    };
+    let link = |name: &str, file: &Path| symlink(file, workdir.programs().join(name));
     copy_ballast(workdir, ballast)?;
     let server = apiserver::build(workspace)?;
     link("etcd", &server.etcd)?;
     link("kube-apiserver", &server.kube_apiserver)?;
     link("kube-proxy", &server.kube_proxy)?;
     let files = gotools::build(workspace, &gotools::CLUSTER)?;
-    gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))
+    Ok(gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))?)
 }
 
 /// Ends a cluster and removes all of it.

@@ -1,11 +1,11 @@
 //! Place of one cluster on this machine: a directory and cgroups named after the cluster. Nothing else outlives its processes.
 
 use std::fmt;
-use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use super::plan::Node;
 use crate::exec::Cmd;
@@ -55,9 +55,9 @@ impl Workdir {
             );
         }
         // The directory contains keys.
-        fs::DirBuilder::new().mode(0o700).create(&self.dir).with_context(shown)?;
+        std::fs::DirBuilder::new().mode(0o700).create(&self.dir).with_context(shown)?;
         for folder in [self.logs(), self.programs(), self.dir.join("machines"), self.dir.join("keys")] {
-            fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+            fs::create_dir(&folder)?;
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ impl Workdir {
     /// Writes a file in the directory, and returns its path.
     pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let file = self.dir.join(name);
-        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        fs::write(&file, text)?;
         Ok(file)
     }
 

@@ -4,10 +4,10 @@
 //! in the book and on the repository's web page.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use crate::cargotools::{self, MDBOOK};
 use crate::exec::Cmd;
@@ -22,12 +22,10 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 pub(super) fn make(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target().join("book");
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        fs::remove_dir_all(&folder)?;
     }
     let root = workspace.root();
-    let read = |page: &Path| {
-        fs::read_to_string(root.join(page)).with_context(|| format!("cannot read {}", page.display()))
-    };
+    let read = |page: &Path| fs::read_to_string(root.join(page));
     let summary = read(Path::new(SUMMARY))?;
     write(&folder.join("src/SUMMARY.md"), &from_root(&summary))?;
     write(&folder.join("book.toml"), &read(Path::new("docs/book.toml"))?)?;
@@ -45,8 +43,8 @@ pub(super) fn make(workspace: &Workspace) -> Result<PathBuf> {
     }
     for file in files.difference(&pages) {
         let to = folder.join("src").join(file);
-        fs::create_dir_all(to.parent().unwrap_or(&to)).context("cannot make a folder of the book")?;
-        fs::copy(root.join(file), &to).with_context(|| format!("cannot copy {}", file.display()))?;
+        fs::create_dir_all(to.parent().unwrap_or(&to))?;
+        fs::copy(root.join(file), &to)?;
     }
     let mdbook = cargotools::program(MDBOOK)?;
     log::timed("make the book", || Cmd::new(mdbook).arg("build").arg(&folder).run())?;

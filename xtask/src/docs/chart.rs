@@ -1,9 +1,9 @@
 //! Generates docs/chart.md: the chart's values, from the comments of values.yaml and the types of values.schema.json.
 
 use std::fmt::Write as _;
-use std::fs;
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 use serde_json::Value;
 
 use crate::workspace::Workspace;
@@ -30,10 +30,7 @@ struct Row {
 
 /// Returns the text of the page.
 pub(super) fn page(workspace: &Workspace) -> Result<String> {
-    let read = |name: &str| {
-        let path = workspace.root().join("deploy/chart").join(name);
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
-    };
+    let read = |name: &str| fs::read_to_string(workspace.root().join("deploy/chart").join(name));
     let schema: Value = serde_json::from_str(&read("values.schema.json")?).context("values.schema.json")?;
     table(&read("values.yaml")?, &schema)
 }

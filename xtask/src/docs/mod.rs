@@ -5,10 +5,10 @@ mod book;
 pub(crate) mod chart;
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 use proxy_common::reason::Reason;
 
 use crate::exec::{self, Cmd};
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     for (name, _, text) in MADE {
         let path = workspace.root().join(name);
-        fs::write(&path, text(&workspace)?).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, text(&workspace)?)?;
         log::line(path.display());
     }
     if args.diagrams {
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn check(workspace: &Workspace) -> Result<()> {
     for (name, from, text) in MADE {
         let path = workspace.root().join(name);
-        let there = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let there = fs::read_to_string(&path)?;
         if there != text(workspace)? {
             bail!("{name} does not match {from}: run `cargo xtask build docs`");
         }
@@ -114,7 +114,7 @@ fn draw(workspace: &Workspace) -> Result<()> {
         let picture = source.with_extension("svg");
         let svg = Cmd::new("dot").arg("-Tsvg").arg(&source).read()?;
         let drawn = with_source(&svg, &read(&source)?)?;
-        fs::write(&picture, drawn).with_context(|| format!("cannot write {}", picture.display()))?;
+        fs::write(&picture, drawn)?;
         log::line(picture.display());
     }
     Ok(())
@@ -154,7 +154,7 @@ fn metadata(source: &str) -> String {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    Ok(fs::read_to_string(path)?)
 }
 
 /// Environment variable with the folder of the pictures, which the test reads.
@@ -167,7 +167,7 @@ fn screenshots(workspace: &Workspace) -> Result<()> {
     setup::tools(Need::Netns)?;
     build::bpf(workspace, &build::Args::default())?;
     let folder = workspace.root().join("docs/page");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder)?;
     let cargo = workspace.cargo_test().args(["--test", "netns", "--", SCREENSHOTS_TEST, "--include-ignored"]);
     cargo.env(SCREENSHOTS, folder.as_os_str()).run()?;
     log::line(folder.display());

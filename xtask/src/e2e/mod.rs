@@ -2,7 +2,6 @@
 
 mod report;
 
-use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -11,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err::{self as fs, File};
 
 use crate::cluster::{self, Cni, Given, Proxy, Up, Which, Workdir};
 use crate::workspace::Workspace;
@@ -136,9 +136,9 @@ impl Logs {
     fn new(parent: &Path, proxy: &str) -> Result<Self> {
         let folder = parent.join(proxy);
         if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+            fs::remove_dir_all(&folder)?;
         }
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(&folder)?;
         Ok(Self { folder })
     }
 
@@ -153,7 +153,7 @@ impl Logs {
             PathBuf::from(path)
         };
         let free = (1..1000).map(name).find(|path| !path.exists()).context("too many runs have failed")?;
-        fs::rename(&self.folder, &free).with_context(|| format!("cannot rename to {}", free.display()))?;
+        fs::rename(&self.folder, &free)?;
         Ok(free)
     }
 }
@@ -191,12 +191,12 @@ fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs
 fn suite(args: &Args, workdir: &Workdir, programs: &[PathBuf], logs: &Path) -> Result<Results> {
     let [tests, ginkgo] = programs else { bail!("the suite was not built") };
     let file = logs.join("suite.log");
-    let log = File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
+    let log = File::create(&file)?.into_file();
     let both = log.try_clone().context("cannot open a log")?;
     // ginkgo recognizes a suite by the name of its file.
     let named = workdir.programs().join("e2e.test");
     if !named.exists() {
-        std::os::unix::fs::symlink(tests, &named).context("cannot link the suite")?;
+        fs_err::os::unix::fs::symlink(tests, &named)?;
     }
     let focus = match &args.focus {
         Some(focus) => focus.clone(),

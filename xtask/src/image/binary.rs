@@ -1,9 +1,9 @@
 //! Builds the agent as one static binary, which runs in an image without a C library and on any node.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 use object::elf::PT_INTERP;
 use object::read::elf::{ElfFile64, ProgramHeader as _};
 use object::{Endianness, Object as _};
@@ -60,7 +60,7 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     let folder = if dev { "debug" } else { "release" };
     let folder = workspace.target().join(&target).join(folder);
     for path in programs.iter().map(|program| folder.join(program)) {
-        let elf = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let elf = fs::read(&path)?;
         require_static(&elf).with_context(|| path.display().to_string())?;
         split(&path, arch)?;
     }
@@ -83,7 +83,7 @@ pub fn split(program: &Path, arch: Arch) -> Result<()> {
     let link = format!("--add-gnu-debuglink={}", debug.display());
     objcopy(&["--strip-all", &link]).arg(program).arg(&stripped).run()?;
     // A rename leaves cargo's own copy of the program unchanged.
-    fs::rename(&stripped, program).with_context(|| format!("cannot replace {}", program.display()))
+    Ok(fs::rename(&stripped, program)?)
 }
 
 /// Returns rustc's name of this machine's target.

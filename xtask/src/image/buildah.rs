@@ -1,9 +1,9 @@
 //! Builds an image with buildah, which needs no daemon, in a storage of its own.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
+use fs_err as fs;
 
 use crate::exec::Cmd;
 
@@ -32,8 +32,7 @@ pub(super) fn build(build: &Build<'_>) -> Result<String> {
     remove(build.storage)?;
     // buildah would add the image to an existing archive.
     if build.archive.exists() {
-        fs::remove_file(build.archive)
-            .with_context(|| format!("cannot remove {}", build.archive.display()))?;
+        fs::remove_file(build.archive)?;
     }
     let made = in_storage(build);
     remove(build.storage)?;
@@ -71,9 +70,7 @@ fn in_storage(build: &Build<'_>) -> Result<String> {
 
 fn remove(storage: &Path) -> Result<()> {
     match fs::remove_dir_all(storage) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", storage.display()))
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }
 }

@@ -6,11 +6,12 @@ pub mod binary;
 mod buildah;
 mod sbom;
 
-use std::fs;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
+use fs_err as fs;
 
 use crate::cross::Arch;
 use crate::package::write_share;
@@ -96,16 +97,14 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
     let folder = args.output.clone().unwrap_or_else(|| workspace.target().join("image"));
     let context = folder.join("context");
     if context.exists() {
-        fs::remove_dir_all(&context).with_context(|| format!("cannot remove {}", context.display()))?;
+        fs::remove_dir_all(&context)?;
     }
-    fs::create_dir_all(&context).with_context(|| format!("cannot make {}", context.display()))?;
+    fs::create_dir_all(&context)?;
     let root = workspace.root();
     // Sets the modes that files have in the image, independently of the modes in the checkout.
     let copy = |from: &Path, name: &str, mode: u32| {
         let to = context.join(name);
-        let copied =
-            fs::copy(from, &to).and_then(|_| fs::set_permissions(&to, fs::Permissions::from_mode(mode)));
-        copied.with_context(|| format!("cannot copy {}", from.display()))
+        fs::copy(from, &to).and_then(|_| fs::set_permissions(&to, Permissions::from_mode(mode)))
     };
     copy(binary, "ballast", 0o755)?;
     for licence in LICENCES {
@@ -117,7 +116,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
     if !args.dev {
         for (of, text) in sbom::bills(workspace)? {
             let path = folder.join(format!("{stem}.{of}.cdx.json"));
-            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            fs::write(&path, text)?;
             copy(&path, &format!("{of}.cdx.json"), 0o644)?;
             sboms.push(path);
         }
@@ -144,11 +143,10 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
 
 /// Returns the size of all files in a folder and its subfolders, in bytes.
 fn size(folder: &Path) -> Result<u64> {
-    let cannot = || format!("cannot list {}", folder.display());
     let mut sum = 0;
-    for entry in fs::read_dir(folder).with_context(cannot)? {
-        let entry = entry.with_context(cannot)?;
-        let about = entry.metadata().with_context(cannot)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let about = entry.metadata()?;
         sum += if about.is_dir() { size(&entry.path())? } else { about.len() };
     }
     Ok(sum)

@@ -1,10 +1,10 @@
 //! The bills of materials, in the format `CycloneDX` (cargo-cyclonedx): every crate whose code is in the agent, or in the BPF
 //! programs that it embeds.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 use serde_json::Value;
 
 use crate::cargotools;
@@ -25,7 +25,7 @@ pub(super) fn bills(workspace: &Workspace) -> Result<[(&'static str, String); 2]
         .run();
     let read = |folder: &str| -> Result<String> {
         let file = file(workspace, folder);
-        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = fs::read_to_string(&file)?;
         // Without the spaces, which take a quarter of the image's documents.
         let document: Value =
             serde_json::from_str(&text).with_context(|| format!("cannot parse {}", file.display()))?;
@@ -37,7 +37,7 @@ pub(super) fn bills(workspace: &Workspace) -> Result<[(&'static str, String); 2]
     for file in
         names_in(workspace.root()).iter().map(|name| file(workspace, name)).filter(|file| file.exists())
     {
-        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        fs::remove_file(&file)?;
     }
     read
 }

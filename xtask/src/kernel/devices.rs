@@ -1,9 +1,9 @@
 //! `cargo xtask test devices`: tests Services over each kind of network device (`xtask/tools/devices.sh`).
 
-use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use fs_err as fs;
 
 use super::{Programs, RUNNING};
 use crate::cluster::faults::page;
@@ -54,9 +54,8 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let path = workspace.root().join(PAGE);
-    let old = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    fs::write(&path, page::replaced(&old, "devices", &table(&release, &console)))
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    let old = fs::read_to_string(&path)?;
+    fs::write(&path, page::replaced(&old, "devices", &table(&release, &console)))?;
     log::line(format_args!("written: {PAGE}"));
     Ok(())
 }

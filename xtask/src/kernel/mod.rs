@@ -7,10 +7,10 @@ mod boot;
 pub mod devices;
 mod record;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 use serde::Deserialize;
 
 use record::{Found, Record};
@@ -65,7 +65,7 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, apt_root: &Path, recor
         return record.check(&found);
     }
     record.put(found);
-    fs::write(&path, record.render()).with_context(|| format!("cannot write {}", path.display()))
+    Ok(fs::write(&path, record.render())?)
 }
 
 /// The programs that run on the kernel.
@@ -136,7 +136,7 @@ impl Programs {
         let what = format!("Linux {release} under qemu");
         let console = log::timed(&what, || boot::run(arch, Path::new(image), &initramfs, devices.is_some()));
         // It is large, and the next run writes its own.
-        fs::remove_file(&initramfs).with_context(|| format!("cannot remove {}", initramfs.display()))?;
+        fs::remove_file(&initramfs)?;
         Ok((release.to_owned(), console?))
     }
 }

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use fs_err as fs;
 
 /// Prefix of the tests' output lines with the cost of a program (`proxy-user/tests/netns/verify.rs`).
 pub const MARK: &str = "verified\t";
@@ -94,7 +94,7 @@ impl Record {
         match fs::read_to_string(path) {
             Ok(text) => parse(&text).with_context(|| format!("{} is damaged", path.display())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -398,7 +398,7 @@ mod tests {
     fn each_flag_of_the_agent_is_documented() {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
         let pages =
-            ["flags.md", "compatibility.md"].map(|page| std::fs::read_to_string(docs.join(page)).unwrap());
+            ["flags.md", "compatibility.md"].map(|page| fs_err::read_to_string(docs.join(page)).unwrap());
         let listed: BTreeSet<_> = pages
             .iter()
             .flat_map(|page| named(page, "`--", |c| c.is_ascii_alphanumeric() || c == '-'))

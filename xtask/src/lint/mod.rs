@@ -143,8 +143,7 @@ fn deployment(workspace: &Workspace) -> Result<()> {
 fn pinned(folder: &Path, names: &[String]) -> Result<()> {
     for name in names {
         let path = folder.join(name);
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = fs_err::read_to_string(&path)?;
         if let Some(line) = unpinned(&text) {
             bail!("{}: not pinned to the hash of a commit: {line}", path.display());
         }

@@ -1,9 +1,9 @@
 //! Checks files that are not Rust but also run on a node: shell scripts and systemd units.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use super::source::SourceFile;
 use crate::exec::{self, Cmd};
@@ -38,9 +38,9 @@ fn is_script(file: &SourceFile) -> bool {
 /// Verifies copies of the units in a temporary folder. An unknown key, for systemd only a warning, is an error here.
 fn verify<'a>(units: impl Iterator<Item = &'a SourceFile>) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("ballast-units-{}", std::process::id()));
-    fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir(&folder)?;
     let verified = verify_in(&folder, units);
-    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    fs::remove_dir_all(&folder)?;
     verified
 }
 
@@ -48,7 +48,7 @@ fn verify_in<'a>(folder: &Path, units: impl Iterator<Item = &'a SourceFile>) -> 
     let mut paths: Vec<PathBuf> = Vec::new();
     for unit in units {
         let path = folder.join(unit.path.file_name().context("a unit without a name")?);
-        fs::write(&path, unit.text.replace(INSTALLED, "/bin/true")).context("cannot copy a unit")?;
+        fs::write(&path, unit.text.replace(INSTALLED, "/bin/true"))?;
         paths.push(path);
     }
     ensure!(!paths.is_empty(), "no units found");
@@ -126,7 +126,7 @@ mod tests {
     fn executable(path: &Path, text: &str) {
         use std::os::unix::fs::PermissionsExt as _;
         fs::write(path, text).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     #[test]
@@ -171,9 +171,9 @@ mod tests {
             let file = folder.path().join(program);
             let text = "#!/bin/bash\necho \"${KIND_EXPERIMENTAL_PROVIDER-kind chooses}: ${0##*/} $*\"\n";
             fs::write(&file, text).unwrap();
-            fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+            fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
-        std::os::unix::fs::symlink("/usr/bin/dirname", folder.path().join("dirname")).unwrap();
+        fs_err::os::unix::fs::symlink("/usr/bin/dirname", folder.path().join("dirname")).unwrap();
         let run = |words: &[&str]| {
             let mut command = std::process::Command::new("/bin/bash");
             command.arg(script).args(words).env("PATH", folder.path());

@@ -1,9 +1,9 @@
 //! The project's text files, and what is found in them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use fs_err as fs;
 
 /// A text file of the project.
 #[derive(Clone, Debug)]
@@ -18,8 +18,8 @@ pub(super) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
-            let path = entry.context("cannot list a folder")?.path();
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
             let is_kept_out = ["target", ".git"].iter().any(|name| path.ends_with(name));
             if is_kept_out || path.is_symlink() {
                 continue;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::{fmt, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::apiserver;
 use crate::workspace::Workspace;
@@ -115,10 +115,9 @@ impl Rung {
 
 /// Returns the names of a crate's integration tests, sorted: `x.rs` and `x/main.rs`.
 fn integration_tests(folder: &Path) -> Result<Vec<String>> {
-    let shown = || format!("cannot list {}", folder.display());
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder).with_context(shown)? {
-        let path = entry.with_context(shown)?.path();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
         if path.extension().is_some_and(|ext| ext == "rs") || path.join("main.rs").exists() {
             names.extend(path.file_stem().and_then(|name| name.to_str()).map(str::to_owned));
         }

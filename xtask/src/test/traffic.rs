@@ -62,8 +62,7 @@ fn python_packages() -> Result<PathBuf> {
             .arg(&unfinished)
             .args(PYTHON)
             .run()?;
-        std::fs::rename(&unfinished, &folder)
-            .with_context(|| format!("cannot rename {}", unfinished.display()))?;
+        fs_err::rename(&unfinished, &folder)?;
     }
     Ok(folder)
 }

@@ -65,8 +65,7 @@ pub fn plugin(workdir: &Workdir, node: Node) -> Value {
 pub fn prepare(workdir: &Workdir) -> Result<()> {
     let folder = folder(std::env::var_os(FOLDER))?;
     for (name, file) in [(DAEMON, DAEMON), (PLUGINS[0], PLUGINS[0]), (PLUGINS[1], PLUGINS[0])] {
-        std::os::unix::fs::symlink(folder.join(file), workdir.programs().join(name))
-            .with_context(|| format!("cannot link {name}"))?;
+        fs_err::os::unix::fs::symlink(folder.join(file), workdir.programs().join(name))?;
     }
     Ok(())
 }
@@ -206,7 +205,7 @@ mod tests {
         assert!(refused(None).contains(FOLDER));
         assert!(refused(Some(dir.path().into())).contains("no file calico-node"));
         for file in [DAEMON, PLUGINS[0], DEFINITIONS] {
-            std::fs::write(dir.path().join(file), "").unwrap();
+            fs_err::write(dir.path().join(file), "").unwrap();
         }
         assert!(folder(Some(dir.path().into())).is_ok());
     }

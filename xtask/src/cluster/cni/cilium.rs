@@ -2,12 +2,12 @@
 //!
 //! The agent compiles its BPF programs on the node, from the sources in its Go module.
 
-use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
+use fs_err as fs;
+use fs_err::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use crate::cluster::control::kubectl;
@@ -61,7 +61,7 @@ pub fn prepare(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
 }
 
 fn link(target: &Path, name: &Path) -> Result<()> {
-    symlink(target, name).with_context(|| format!("cannot link {}", name.display()))
+    Ok(symlink(target, name)?)
 }
 
 /// Starts the operator, and waits until it has created the definitions of Cilium's resources.
@@ -85,7 +85,7 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
     let machine = workdir.node(node);
     let library = machine.dir().join("lib/cilium");
     if !library.exists() {
-        fs::create_dir_all(&library).with_context(|| format!("cannot make {}", library.display()))?;
+        fs::create_dir_all(&library)?;
         link(&workdir.dir().join("cilium-bpf"), &library.join("bpf"))?;
     }
     let name = format!("K8S_NODE_NAME={node}");

@@ -1,10 +1,10 @@
 //! kube-router, as its manifest `kubeadm-kuberouter.yaml` runs it: routes between the nodes by BGP, and network policies.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
+use fs_err as fs;
 use serde_json::{Value, json};
 
 use crate::cluster::control::kubectl;
@@ -62,7 +62,7 @@ fn own_route_tables(machine: &Machine) -> Result<()> {
         return Ok(());
     }
     let own = machine.dir().join("rt_tables");
-    fs::copy(ROUTE_TABLES, &own).with_context(|| format!("cannot copy {ROUTE_TABLES}"))?;
+    fs::copy(ROUTE_TABLES, &own)?;
     machine.command(&["mount", "--bind", &own.to_string_lossy(), ROUTE_TABLES]).run()
 }
 

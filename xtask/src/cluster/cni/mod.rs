@@ -121,8 +121,7 @@ impl Cni {
         }
         let files = gotools::build(workspace, self.tools())?;
         self.tools().iter().zip(files).try_for_each(|(tool, file)| {
-            std::os::unix::fs::symlink(file, workdir.programs().join(tool.name))
-                .with_context(|| format!("cannot link {}", tool.name))
+            Ok(fs_err::os::unix::fs::symlink(file, workdir.programs().join(tool.name))?)
         })
     }
 

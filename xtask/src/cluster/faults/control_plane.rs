@@ -1,11 +1,11 @@
 //! Faults of the control plane: agents continue with their last state, and take over the new state afterwards.
 
-use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
+use fs_err as fs;
 use serde_json::json;
 
 use super::testbed::{self, Testbed};
@@ -65,7 +65,7 @@ pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     let before = agents::processes(workdir)?;
     // What an interrupted run has left: `cp` would copy into an existing folder.
     if snapshot.exists() {
-        fs::remove_dir_all(&snapshot).context("cannot remove an old snapshot")?;
+        fs::remove_dir_all(&snapshot)?;
     }
     kubectl(workdir, &["delete", "service", LATER, "--ignore-not-found"]).read()?;
     replace_store(workdir, || copy(&data, &snapshot))?;
@@ -79,10 +79,10 @@ pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     testbed.scale(testbed::PODS + 2)?;
     rolling::await_equal(testbed)?;
     replace_store(workdir, || {
-        fs::remove_dir_all(&data).context("cannot remove etcd's data")?;
+        fs::remove_dir_all(&data)?;
         copy(&snapshot, &data)
     })?;
-    fs::remove_dir_all(&snapshot).context("cannot remove the snapshot")?;
+    fs::remove_dir_all(&snapshot)?;
     let known = kubectl(workdir, &["get", "service", LATER]).succeeds();
     ensure!(!known, "the snapshot knows what came after it");
     // Check before the kubelets restart: a starting kubelet ends the pods that the snapshot lacks, and no EndpointSlice says so.

@@ -1,8 +1,7 @@
 //! `docs/benchmarks/faults.md`: each run replaces its own part and keeps the others.
 
-use std::fs;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use fs_err as fs;
 
 use crate::exec::Cmd;
 use crate::log;
@@ -28,8 +27,7 @@ pub(super) fn write(part: &str, title: &str, commands: &[String], body: &str) ->
     let old = fs::read_to_string(&path).unwrap_or_else(|_| HEAD.to_owned());
     let commands = commands.join("`, then `");
     let text = format!("## {title}\n\n`{commands}`, {}.\n\n{}\n", machine(), body.trim_end());
-    fs::write(&path, replaced(&old, part, &text))
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    fs::write(&path, replaced(&old, part, &text))?;
     log::line(format_args!("written: {PAGE}"));
     Ok(())
 }

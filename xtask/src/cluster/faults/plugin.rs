@@ -1,12 +1,12 @@
 //! `kubectl ballast` as an administrator uses it: with no more permissions than `docs/kubectl.md` names.
 
-use std::fs;
 use std::io::BufRead as _;
-use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
+use fs_err::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use super::agents::Agents;
@@ -34,7 +34,7 @@ pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
     let workdir = testbed.workdir;
     let link = workdir.programs().join(PLUGIN);
     if !link.exists() {
-        symlink("ballast", &link).context("cannot link the plugin")?;
+        symlink("ballast", &link)?;
     }
     let user = viewer(workdir)?;
     let done = all(testbed, &user);
@@ -48,7 +48,7 @@ pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
 /// Returns the kubeconfig of an account with the permissions in the page.
 fn viewer(workdir: &Workdir) -> Result<PathBuf> {
     let page = Workspace::find()?.root().join("docs/kubectl.md");
-    let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
+    let text = fs::read_to_string(&page)?;
     apply_text(workdir, &rights(&text).context("docs/kubectl.md names no rights")?)?;
     apply_text(workdir, include_str!("../../../tools/cluster/viewer.yaml"))?;
     let token = kubectl(workdir, &["create", "token", NAME, "-n", deployed::SPACE]).read()?;

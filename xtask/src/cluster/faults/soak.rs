@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use fs_err as fs;
 
 use super::chaos::{self, Args, RandomOrder};
 use super::table::{self, Case, Line, case};
@@ -172,7 +172,7 @@ fn mean<'a>(values: impl Iterator<Item = &'a (f64, f64)>) -> f64 {
 
 fn write(testbed: &Testbed<'_>, words: &str, body: &str, samples: &[Series]) -> Result<()> {
     let folder = Workspace::find()?.root().join("docs/benchmarks");
-    fs::create_dir_all(folder.join("soak")).context("cannot make docs/benchmarks/soak")?;
+    fs::create_dir_all(folder.join("soak"))?;
     let nodes = testbed.nodes().len();
     let mut text = format!(
         "# Soak\n\n`{} --nodes {nodes}`, then `cargo xtask test cluster soak {words}`, {}. \
@@ -185,11 +185,10 @@ fn write(testbed: &Testbed<'_>, words: &str, body: &str, samples: &[Series]) -> 
         let file = format!("soak/{}.svg", resource.name.replace(' ', "-").to_lowercase());
         let named =
             series.iter().map(|(node, values)| (node.to_string(), values.as_slice())).collect::<Vec<_>>();
-        fs::write(folder.join(&file), lines(&named, resource.unit)?)
-            .with_context(|| format!("cannot write {file}"))?;
+        fs::write(folder.join(&file), lines(&named, resource.unit)?)?;
         let _ = write!(text, "\n## Of each agent: {}\n\n![{}]({file})\n", resource.name, resource.name);
     }
-    fs::write(folder.join("soak.md"), text).context("cannot write docs/benchmarks/soak.md")?;
+    fs::write(folder.join("soak.md"), text)?;
     log::line(format_args!("written: docs/benchmarks/soak.md"));
     Ok(())
 }

@@ -22,8 +22,8 @@ pub(super) fn goes_on(testbed: &Testbed<'_>, parameters: &Parameters) -> Result<
     let workdir = testbed.workdir;
     for node in workdir.nodes() {
         let folder = workdir.node(node).dir().join("lib/ballast-manifests");
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        std::fs::write(folder.join("control-plane.yaml"), manifest()).context("cannot write a manifest")?;
+        fs_err::create_dir_all(&folder)?;
+        fs_err::write(folder.join("control-plane.yaml"), manifest())?;
     }
     let before = workdir.settings();
     let done = control::start_second(workdir)
