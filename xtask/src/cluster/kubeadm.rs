@@ -87,7 +87,7 @@ fn programs(
     migrates: bool,
 ) -> Result<Vec<PathBuf>> {
     link_programs(workspace, workdir, &ballast.program)?;
-    fs_err::os::unix::fs::symlink(kubeadm, workdir.programs().join("kubeadm"))?;
+    workdir.link("kubeadm", kubeadm)?;
     let version = gotools::version(workspace, &gotools::KUBEADM)?;
     let config = workdir.write("kubeadm.yaml", &configuration(&version))?;
     let list = Cmd::new(kubeadm).args(["config", "images", "list", "--config"]).arg(config).read()?;

@@ -1,7 +1,5 @@
 //! Runs the commands of docs/migration.md on a cluster of kubeadm, to Ballast and back, while clients use its Services.
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result, bail, ensure};
 use fs_err as fs;
 
@@ -27,8 +25,8 @@ pub fn run(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     let page = fs::read_to_string(&page)?;
     let folder = workdir.dir().join("migration");
     fs::create_dir_all(&folder)?;
-    link(&workspace.root().join("deploy"), &folder.join("deploy"))?;
-    link(Helm::find(workspace)?.program(), &workdir.programs().join("helm"))?;
+    fs_err::os::unix::fs::symlink(workspace.root().join("deploy"), folder.join("deploy"))?;
+    workdir.link("helm", Helm::find(workspace)?.program())?;
     let expose =
         ["expose", "deployment", "coredns", "-n", SPACE, "--name", OUTSIDE, "--type=NodePort", "--port=53"];
     kubectl(workdir, &expose).read()?;
@@ -45,10 +43,6 @@ pub fn run(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
         clients.check()?;
     }
     clients.stop()
-}
-
-fn link(to: &Path, at: &Path) -> Result<()> {
-    Ok(fs_err::os::unix::fs::symlink(to, at)?)
 }
 
 /// Which proxy has rules or programs on the nodes.

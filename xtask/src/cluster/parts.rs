@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use fs_err::os::unix::fs::symlink;
 
 use super::workdir::Workdir;
 use crate::exec::Cmd;
@@ -44,14 +43,13 @@ pub(super) fn copy_ballast(workdir: &Workdir, ballast: &Path) -> Result<()> {
 
 /// Links the programs of the cluster's machines into its directory.
 pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &Path) -> Result<()> {
-    let link = |name: &str, file: &Path| symlink(file, workdir.programs().join(name));
     copy_ballast(workdir, ballast)?;
     let server = apiserver::build(workspace)?;
-    link("etcd", &server.etcd)?;
-    link("kube-apiserver", &server.kube_apiserver)?;
-    link("kube-proxy", &server.kube_proxy)?;
+    workdir.link("etcd", &server.etcd)?;
+    workdir.link("kube-apiserver", &server.kube_apiserver)?;
+    workdir.link("kube-proxy", &server.kube_proxy)?;
     let files = gotools::build(workspace, &gotools::CLUSTER)?;
-    Ok(gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| link(tool.name, &file))?)
+    gotools::CLUSTER.iter().zip(files).try_for_each(|(tool, file)| workdir.link(tool.name, file))
 }
 
 /// Ends a cluster and removes all of it.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use fs_err as fs;
+use fs_err::os::unix::fs::symlink;
 
 use super::plan::Node;
 use crate::exec::Cmd;
@@ -85,6 +86,11 @@ impl Workdir {
     /// Directory of its programs, under their plain names.
     pub fn programs(&self) -> PathBuf {
         self.dir.join("bin")
+    }
+
+    /// Links a program into that directory.
+    pub fn link(&self, name: &str, program: impl AsRef<Path>) -> Result<()> {
+        Ok(symlink(program, self.programs().join(name))?)
     }
 
     /// Path of a user's kubeconfig.

@@ -65,7 +65,7 @@ pub fn plugin(workdir: &Workdir, node: Node) -> Value {
 pub fn prepare(workdir: &Workdir) -> Result<()> {
     let folder = folder(std::env::var_os(FOLDER))?;
     for (name, file) in [(DAEMON, DAEMON), (PLUGINS[0], PLUGINS[0]), (PLUGINS[1], PLUGINS[0])] {
-        fs_err::os::unix::fs::symlink(folder.join(file), workdir.programs().join(name))?;
+        workdir.link(name, folder.join(file))?;
     }
     Ok(())
 }

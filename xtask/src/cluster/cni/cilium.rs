@@ -56,12 +56,9 @@ pub fn prepare(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     if !compiler.exists() {
         apt::install(&[COMPILER])?;
     }
-    link(&compiler, &workdir.programs().join("clang"))?;
-    link(&gotools::source(workspace, &gotools::CILIUM[0])?.join("bpf"), &workdir.dir().join("cilium-bpf"))
-}
-
-fn link(target: &Path, name: &Path) -> Result<()> {
-    Ok(symlink(target, name)?)
+    workdir.link("clang", compiler)?;
+    let source = gotools::source(workspace, &gotools::CILIUM[0])?.join("bpf");
+    Ok(symlink(source, workdir.dir().join("cilium-bpf"))?)
 }
 
 /// Starts the operator, and waits until it has created the definitions of Cilium's resources.
@@ -86,7 +83,7 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
     let library = machine.dir().join("lib/cilium");
     if !library.exists() {
         fs::create_dir_all(&library)?;
-        link(&workdir.dir().join("cilium-bpf"), &library.join("bpf"))?;
+        symlink(workdir.dir().join("cilium-bpf"), library.join("bpf"))?;
     }
     let name = format!("K8S_NODE_NAME={node}");
     let user = format!("--k8s-kubeconfig-path={}", workdir.kubeconfig(USERS[0]).display());

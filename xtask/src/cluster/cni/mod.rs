@@ -120,9 +120,7 @@ impl Cni {
             cilium::prepare(workspace, workdir)?;
         }
         let files = gotools::build(workspace, self.tools())?;
-        self.tools().iter().zip(files).try_for_each(|(tool, file)| {
-            Ok(fs_err::os::unix::fs::symlink(file, workdir.programs().join(tool.name))?)
-        })
+        self.tools().iter().zip(files).try_for_each(|(tool, file)| workdir.link(tool.name, file))
     }
 
     /// Connects the pods of all nodes.
