@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::image::COREDNS;
 use super::plan::{CONTROL_V4, DNS_SERVICE, POD_RANGES, SECOND_V4, SERVICE_RANGES};
@@ -58,15 +58,9 @@ pub fn start_second(workdir: &Workdir) -> Result<()> {
 
 /// Waits until the API server serves.
 fn await_api(workdir: &Workdir) -> Result<()> {
-    let control = workdir.control();
-    let log = control.log("kube-apiserver");
-    wait_for(&format!("the API server; its log is {}", log.display()), PATIENCE, || {
-        if !control.is_running("kube-apiserver") {
-            bail!("the API server ended; its log is {}", log.display());
-        }
-        Ok(kubectl(workdir, &["get", "--raw", "/readyz", "--request-timeout=2s"]).try_read())
-    })?;
-    Ok(())
+    workdir.control().await_ready("kube-apiserver", "the API server", PATIENCE, || {
+        kubectl(workdir, &["get", "--raw", "/readyz", "--request-timeout=2s"]).try_read()
+    })
 }
 
 /// Returns a command that runs kubectl as the cluster's administrator.

@@ -114,6 +114,24 @@ impl Machine {
         Process::read(&self.record(program)).is_some()
     }
 
+    /// Waits until `ask` returns an answer; an error if the program that has to make it true ends before.
+    pub fn await_ready<T>(
+        &self,
+        program: &str,
+        what: &str,
+        limit: Duration,
+        ask: impl Fn() -> Option<T>,
+    ) -> Result<()> {
+        let log = self.log(program);
+        let ready = || {
+            if !self.is_running(program) {
+                bail!("{what} ended; its log is {}", log.display());
+            }
+            Ok(ask())
+        };
+        wait_for(&format!("{what}; its log is {}", log.display()), limit, ready).map(drop)
+    }
+
     /// Returns the PID of such a program, as seen on the host.
     pub fn process(&self, program: &str) -> Option<u32> {
         // The recorded process is nsenter, which waits for the program, its only child.

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::control::{apply, kubectl};
@@ -15,7 +15,6 @@ use crate::cluster::machine::Machine;
 use crate::cluster::plan::{Node, each};
 use crate::cluster::workdir::Workdir;
 use crate::host;
-use crate::signal::wait_for;
 
 /// The daemon of each node.
 pub const DAEMON: &str = "calico-node";
@@ -176,12 +175,8 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
             &script,
         ],
     )?;
-    let log = machine.log(DAEMON);
     let others = workdir.nodes().len() - 1;
-    wait_for(&format!("Calico on {node}; its log is {}", log.display()), PATIENCE, || {
-        if !machine.is_running(DAEMON) {
-            bail!("Calico on {node} ended; its log is {}", log.display());
-        }
+    machine.await_ready(DAEMON, &format!("Calico on {node}"), PATIENCE, || {
         let is_ready =
             machine.command(&["curl", "-sf", "http://127.0.0.1:9099/readiness"]).try_read().is_some();
         let routes = |family, device| {
@@ -190,7 +185,7 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
         };
         let is_connected =
             routes("-4", "vxlan.calico") >= others && routes("-6", "vxlan-v6.calico") >= others;
-        Ok((is_ready && is_connected).then_some(()))
+        (is_ready && is_connected).then_some(())
     })
 }
 

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use fs_err as fs;
 use fs_err::os::unix::fs::symlink;
 use serde_json::{Value, json};
@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use crate::cluster::control::kubectl;
 use crate::cluster::plan::Node;
 use crate::cluster::workdir::Workdir;
-use crate::signal::wait_for;
 use crate::workspace::Workspace;
 use crate::{apt, gotools, host};
 
@@ -66,12 +65,8 @@ pub fn configure(workdir: &Workdir) -> Result<()> {
     let user = format!("--k8s-kubeconfig-path={}", workdir.kubeconfig(USERS[1]).display());
     let control = workdir.control();
     control.run(OPERATOR, &[&[OPERATOR, &user], &SETTINGS[..]].concat())?;
-    let log = control.log(OPERATOR);
-    wait_for(&format!("the operator of Cilium; its log is {}", log.display()), PATIENCE, || {
-        if !control.is_running(OPERATOR) {
-            bail!("the operator of Cilium ended; its log is {}", log.display());
-        }
-        Ok(kubectl(workdir, &["get", DEFINITION]).try_read())
+    control.await_ready(OPERATOR, "the operator of Cilium", PATIENCE, || {
+        kubectl(workdir, &["get", DEFINITION]).try_read()
     })?;
     kubectl(workdir, &["wait", "--for=condition=Established", "--timeout=60s", DEFINITION]).read().map(|_| ())
 }
@@ -110,17 +105,13 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
         "--enable-hubble=false",
     ];
     machine.run(DAEMON, &[&own[..], &SETTINGS[..]].concat())?;
-    let log = machine.log(DAEMON);
     let others: Vec<_> = workdir.nodes().into_iter().filter(|other| *other != node).collect();
-    wait_for(&format!("Cilium on {node}; its log is {}", log.display()), PATIENCE, || {
-        if !machine.is_running(DAEMON) {
-            bail!("Cilium on {node} ended; its log is {}", log.display());
-        }
+    machine.await_ready(DAEMON, &format!("Cilium on {node}"), PATIENCE, || {
         let health = ["curl", "-sf", "-H", "brief: true", "http://127.0.0.1:9879/healthz"];
         let is_ready = machine.command(&health).try_read().is_some();
         let routes = |family| machine.command(&["ip", family, "route"]).try_read().unwrap_or_default();
         let (v4, v6) = (routes("-4"), routes("-6"));
         let is_known = |other: &Node| v4.contains(&other.pods_v4()) && v6.contains(&other.pods_v6());
-        Ok((is_ready && others.iter().all(is_known)).then_some(()))
+        (is_ready && others.iter().all(is_known)).then_some(())
     })
 }

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::cluster::plan::{Node, POD_RANGES};
 use crate::cluster::workdir::Workdir;
-use crate::signal::wait_for;
 
 /// The daemon of each node.
 pub const DAEMON: &str = "flanneld";
@@ -48,11 +47,9 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
             &format!("--net-config-path={}", workdir.dir().join(NET_CONF).display()),
         ],
     )?;
-    let log = machine.log(DAEMON);
-    wait_for(&format!("Flannel on {node}; its log is {}", log.display()), PATIENCE, || {
-        Ok(machine.command(&["curl", "-sf", "http://127.0.0.1:8081/readyz"]).try_read())
-    })?;
-    Ok(())
+    machine.await_ready(DAEMON, &format!("Flannel on {node}"), PATIENCE, || {
+        machine.command(&["curl", "-sf", "http://127.0.0.1:8081/readyz"]).try_read()
+    })
 }
 
 /// Returns the configuration of the daemon, with both families.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use fs_err as fs;
 use serde_json::{Value, json};
 
@@ -86,15 +86,11 @@ pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
             &format!("--kubeconfig={}", workdir.kubeconfig(USER).display()),
         ],
     )?;
-    let log = machine.log(DAEMON);
     let others: Vec<_> = workdir.nodes().into_iter().filter(|other| *other != node).collect();
-    wait_for(&format!("routes of kube-router on {node}; its log is {}", log.display()), PATIENCE, || {
-        if !machine.is_running(DAEMON) {
-            bail!("kube-router on {node} ended; its log is {}", log.display());
-        }
+    machine.await_ready(DAEMON, &format!("kube-router on {node}"), PATIENCE, || {
         let routes = |family| machine.command(&["ip", family, "route"]).try_read().unwrap_or_default();
         let (v4, v6) = (routes("-4"), routes("-6"));
         let is_known = |other: &Node| v4.contains(&other.pods_v4()) && v6.contains(&other.pods_v6());
-        Ok(others.iter().all(is_known).then_some(()))
+        others.iter().all(is_known).then_some(())
     })
 }
