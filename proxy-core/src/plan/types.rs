@@ -44,7 +44,8 @@ impl fmt::Display for ServicePortName {
 }
 
 /// Which clients a frontend entry is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Scope {
     /// Clients inside the cluster, or all clients if no policy distinguishes them.
     Internal,

@@ -8,8 +8,9 @@ use futures::{Stream, TryStreamExt};
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
 use tokio::task::spawn_blocking;
 
-use crate::maps::view::{BackendState, FrontendRowScope, View, ViewError};
+use crate::maps::view::{BackendState, View, ViewError};
 use proxy_core::model::{Key, Object};
+use proxy_core::plan::Scope;
 use proxy_core::store::FrontendKey;
 use proxy_watch::api::fresh::Relister;
 
@@ -73,7 +74,7 @@ fn read(view: &View) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, View
         addr: row.address,
         port: row.port,
         proto: row.protocol.0,
-        scope: if row.scope == FrontendRowScope::External { SCOPE_EXTERNAL } else { SCOPE_INTERNAL },
+        scope: if row.scope == Scope::External { SCOPE_EXTERNAL } else { SCOPE_INTERNAL },
     };
     let endpoints = |row: &crate::maps::view::FrontendRow| {
         let of = row.backends.iter().filter_map(|id| backends.get(id));

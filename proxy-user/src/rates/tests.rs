@@ -4,10 +4,9 @@ use proxy_common::stats::ServiceStats;
 use rstest::rstest;
 
 use super::*;
-use crate::maps::view::{
-    BackendRow, BackendState, FrontendRow, FrontendRowKind, FrontendRowScope, NameRow, Transport,
-};
+use crate::maps::view::{BackendRow, BackendState, FrontendRow, FrontendRowKind, NameRow, Transport};
 use proxy_core::model::net::IpFamily;
+use proxy_core::plan::Scope;
 
 const TCP: Transport = Transport(6);
 const WEB: u32 = 3;
@@ -27,7 +26,7 @@ pub(crate) fn service(counters: &mut Counters, id: u32, name: &str) {
         address: [10, 96, 0, id as u8].into(),
         port: 80,
         protocol: TCP,
-        scope: FrontendRowScope::Internal,
+        scope: Scope::Internal,
         kind: FrontendRowKind::ClusterIp,
         backends: Vec::new(),
         slots: 0,

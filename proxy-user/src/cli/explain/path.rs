@@ -20,11 +20,12 @@ use proxy_common::service::{
 use proxy_common::{Address, PROTO_SCTP, PROTO_UDP};
 use proxy_core::model::plural::plural;
 use proxy_core::model::settings::MeshPorts;
+use proxy_core::plan::Scope;
 
 use super::choice::{DSR, NETFILTER, OWN, word};
 use super::outcome::{Path, PathOutcome, Step};
 use super::walk::Walk;
-use crate::maps::view::{FrontendRowKind, FrontendRowScope, Transport};
+use crate::maps::view::{FrontendRowKind, Transport};
 use proxy_cli::question::Client;
 
 /// Bits of a node's address that serves node ports to every client.
@@ -399,18 +400,14 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             |addr| self.rules.node_addrs.get(addr).copied().unwrap_or_default(),
         );
         for (key, entry) in asked.into_inner() {
-            let scope = if key.scope == SCOPE_INTERNAL {
-                FrontendRowScope::Internal
-            } else {
-                FrontendRowScope::External
-            };
+            let scope = if key.scope == SCOPE_INTERNAL { Scope::Internal } else { Scope::External };
             let what = if key.addr == A::ZERO {
                 format!("node port {}/{}", key.port, Transport(key.proto))
             } else {
                 self.destination()
             };
             let said = entry.map_or_else(|| "nothing".to_owned(), |entry| self.described(&entry));
-            self.step("frontend", format!("{what}, {}: {said}", scope.label()));
+            self.step("frontend", format!("{what}, {scope}: {said}"));
         }
         if let Some(service) = &found {
             self.path.service = Some(self.name(service.id));

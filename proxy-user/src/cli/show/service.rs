@@ -19,6 +19,7 @@ use proxy_cli::args::list::Output;
 use proxy_cli::output::{Column, FRONTENDS, List, Row, bytes, document};
 use proxy_core::model::lookup::Places;
 use proxy_core::model::net::IpFamily;
+use proxy_core::plan::Scope;
 
 /// Maximum number of endpoints in a cell before `+N more`, as in kubectl.
 const SHOWN: usize = 3;
@@ -103,7 +104,7 @@ fn frontend_rows(rows: &[&FrontendRow], snapshot: &ByService<'_>, with_names: bo
             row.kind.label().to_owned(),
             destination(row),
             format!("{}/{}", row.socket(), row.protocol),
-            row.scope.label().to_owned(),
+            row.scope.to_string(),
             policy(row).to_owned(),
             affinity(row.affinity_secs),
             algorithm(row),
@@ -112,7 +113,7 @@ fn frontend_rows(rows: &[&FrontendRow], snapshot: &ByService<'_>, with_names: bo
             endpoints(row, snapshot, SHOWN),
             endpoints(row, snapshot, usize::MAX),
         ];
-        let key = format!("{}/{} {}", row.socket(), row.protocol, row.scope.label());
+        let key = format!("{}/{} {}", row.socket(), row.protocol, row.scope);
         let name = snapshot.names.get(&row.service).map(|_| title(row.service, snapshot)).unwrap_or_default();
         let value = ServiceRowJson::Frontend(Box::new(frontend(row, snapshot)));
         list.push(Row { group: "frontends", name, key, cells, value });
@@ -327,8 +328,8 @@ fn verdict(row: &FrontendRow) -> &'static str {
 
 fn destination(row: &FrontendRow) -> String {
     let note = match row.scope {
-        crate::maps::view::FrontendRowScope::External => " (external)",
-        crate::maps::view::FrontendRowScope::Internal => "",
+        Scope::External => " (external)",
+        Scope::Internal => "",
     };
     format!("{}/{}{note}", row.socket(), row.protocol)
 }
@@ -355,7 +356,7 @@ fn frontend(row: &FrontendRow, snapshot: &ByService<'_>) -> FrontendJson {
     FrontendJson {
         identity: ServiceIdentity::new(row.service, name, row.protocol, family),
         r#type: row.kind.label(),
-        scope: row.scope.label(),
+        scope: row.scope.into(),
         address: row.socket().to_string(),
         verdict: verdict(row),
         policy: policy(row),

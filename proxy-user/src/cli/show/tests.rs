@@ -24,8 +24,8 @@ use crate::cli::check;
 use crate::cli::check::facts::{Installed, Others};
 use crate::cli::selector::{SelectInMaps as _, matches};
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, Forwarding, FrontendRow, FrontendRowKind, FrontendRowScope as Clients,
-    NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
+    BackendRow, BackendState, FlowRow, Forwarding, FrontendRow, FrontendRowKind, NameRow, Snapshot,
+    Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
@@ -37,6 +37,7 @@ use proxy_cli::value::Listen;
 use proxy_core::model::lookup::{Place, Places};
 use proxy_core::model::net::{IpFamily, Protocol};
 use proxy_core::model::{ApiServers, FlowState};
+use proxy_core::plan::Scope as Clients;
 use proxy_core::testing::free_port;
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {

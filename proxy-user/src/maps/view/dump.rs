@@ -138,7 +138,7 @@ impl View {
             let ServiceEntry { tag, id, slot_base, slot_count, affinity_secs, ranges, flags, kind, .. } =
                 entry;
             (
-                json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.label() }),
+                json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.to_string() }),
                 json!({
                     "id": id, "service": title(id, names), "kind": kind_label(kind, row.kind),
                     "slotBase": slot_base, "slotCount": slot_count, "affinitySeconds": affinity_secs,

@@ -55,10 +55,7 @@ pub use latency::Example;
 pub use listen::{EventHistory, LastEvents, Listener};
 pub use load::Counted;
 pub use moves::{FlowId, MovableFlow, RebalancedPort};
-pub use rows::{
-    BackendRow, BackendState, FrontendRow, FrontendRowKind, FrontendRowScope, NameRow, Transport,
-    UnmanagedRow,
-};
+pub use rows::{BackendRow, BackendState, FrontendRow, FrontendRowKind, NameRow, Transport, UnmanagedRow};
 pub use rules::{Common, Rules};
 pub use sockets::{ServingEndpoints, StaleSocket};
 pub use usage::UsageRow;

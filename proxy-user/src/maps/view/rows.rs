@@ -16,6 +16,7 @@ use proxy_common::service::{
 };
 
 use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::plan::Scope;
 use serde::{Serialize, Serializer};
 
 /// An IP protocol number as a map holds it, which may be one that Ballast never wrote.
@@ -71,25 +72,6 @@ impl From<u8> for FrontendRowKind {
     }
 }
 
-/// The clients that a frontend is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FrontendRowScope {
-    /// Clients inside the cluster, or all clients if the scope makes no difference.
-    Internal,
-    /// Clients outside.
-    External,
-}
-
-impl FrontendRowScope {
-    /// Returns the word used in tables and JSON.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Internal => "internal",
-            Self::External => "external",
-        }
-    }
-}
-
 /// One frontend.
 #[expect(clippy::struct_excessive_bools, reason = "facts of a row, each apart")]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +85,7 @@ pub struct FrontendRow {
     /// Its protocol.
     pub protocol: Transport,
     /// The clients that it is for.
-    pub scope: FrontendRowScope,
+    pub scope: Scope,
     /// Where it comes from.
     pub kind: FrontendRowKind,
     /// Ids of the backends, each once, in the order of the slots. An id may have been freed since; [`BackendRow::service`]
@@ -136,11 +118,7 @@ impl FrontendRow {
             address: key.addr.into(),
             port: key.port,
             protocol: Transport(key.proto),
-            scope: if key.scope == SCOPE_EXTERNAL {
-                FrontendRowScope::External
-            } else {
-                FrontendRowScope::Internal
-            },
+            scope: if key.scope == SCOPE_EXTERNAL { Scope::External } else { Scope::Internal },
             kind: entry.kind.into(),
             backends: Vec::new(),
             slots: 0,

@@ -40,7 +40,7 @@ fn a_frontend_is_shown_in_words() {
     let row = FrontendRow::of(key, &entry);
     assert_eq!(row.socket().to_string(), "[::]:30080");
     assert_eq!(row.protocol.to_string(), "UDP");
-    assert_eq!((row.kind.label(), row.scope.label(), row.algorithm), ("NodePort", "external", "random"));
+    assert_eq!((row.kind.label(), row.scope.into(), row.algorithm), ("NodePort", "external", "random"));
     assert_eq!(row.when_empty, "drop");
     assert_eq!((row.service, row.affinity_secs), (9, 60));
 }
