@@ -3,13 +3,15 @@
 use serde::Serialize;
 
 /// How pods of this node are recognized, with kube-proxy's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
 pub enum DetectLocalMode {
     /// By their addresses: `--cluster-cidr`.
     #[serde(rename = "ClusterCIDR")]
+    #[strum(serialize = "ClusterCIDR")]
     ClusterCidr,
     /// By their addresses: the Node's podCIDRs.
     #[serde(rename = "NodeCIDR")]
+    #[strum(serialize = "NodeCIDR")]
     NodeCidr,
     /// By their bridge: `--pod-bridge-interface`.
     BridgeInterface,
@@ -18,22 +20,13 @@ pub enum DetectLocalMode {
 }
 
 impl DetectLocalMode {
-    /// All modes.
-    pub const ALL: [Self; 4] =
-        [Self::ClusterCidr, Self::NodeCidr, Self::BridgeInterface, Self::InterfaceNamePrefix];
-
     /// Returns kube-proxy's name of the mode.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ClusterCidr => "ClusterCIDR",
-            Self::NodeCidr => "NodeCIDR",
-            Self::BridgeInterface => "BridgeInterface",
-            Self::InterfaceNamePrefix => "InterfaceNamePrefix",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Returns the mode with this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name)
+        name.parse().ok()
     }
 }

@@ -1,9 +1,8 @@
 //! The format and the level of the log.
 
-use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::error::ValueError;
 
@@ -19,7 +18,9 @@ pub enum LogFormat {
 }
 
 /// The level of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::Display)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum LogLevel {
     /// Only permanent failures.
     Error,
@@ -37,17 +38,6 @@ pub enum LogLevel {
 impl LogLevel {
     /// All levels, the fewest lines first.
     pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
-
-    /// Returns the name of the level.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        }
-    }
 }
 
 impl FromStr for LogLevel {
@@ -64,17 +54,5 @@ impl FromStr for LogLevel {
             number if number.parse::<u32>().is_ok() => Ok(Self::Trace),
             _ => Err(ValueError::LogLevel),
         }
-    }
-}
-
-impl fmt::Display for LogLevel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl Serialize for LogLevel {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
     }
 }

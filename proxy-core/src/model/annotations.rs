@@ -6,7 +6,8 @@ use std::str::FromStr;
 use serde::Serialize;
 
 /// An annotation `ballast.io/...` of a Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Annotation {
     /// `algorithm`
     Algorithm,
@@ -40,17 +41,8 @@ impl Annotation {
     ];
 
     /// Returns the name without `ballast.io/`.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Algorithm => "algorithm",
-            Self::Ejection => "ejection",
-            Self::ExternalFailover => "external-failover",
-            Self::ForwardingMode => "forwarding-mode",
-            Self::Rebalance => "rebalance",
-            Self::RemovalPolicy => "removal-policy",
-            Self::SocketLb => "socket-lb",
-            Self::Weights => "weights",
-        }
+    pub fn label(self) -> &'static str {
+        self.into()
     }
 
     /// Whether the annotation changes what nodes do for others than the Service.
@@ -105,10 +97,7 @@ impl FromStr for Annotations {
     type Err = UnknownAnnotation;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let one = |name: &str| {
-            let found = Annotation::ALL.into_iter().find(|annotation| annotation.label() == name);
-            found.ok_or_else(|| UnknownAnnotation(name.to_owned()))
-        };
+        let one = |name: &str| name.parse::<Annotation>().map_err(|_| UnknownAnnotation(name.to_owned()));
         match text.trim() {
             "all" => Ok(Self::ALL),
             "none" | "" => Ok(Self::NONE),

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 /// The state of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowState {
     /// The backend has not answered yet.
@@ -26,14 +27,7 @@ impl FlowState {
         [Self::Unreplied, Self::HalfOpen, Self::Established, Self::Closing, Self::Closed, Self::Expired];
 
     /// Returns the word used in tables and JSON.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Unreplied => "unreplied",
-            Self::HalfOpen => "half-open",
-            Self::Established => "established",
-            Self::Closing => "closing",
-            Self::Closed => "closed",
-            Self::Expired => "expired",
-        }
+    pub fn label(self) -> &'static str {
+        self.into()
     }
 }

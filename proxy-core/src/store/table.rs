@@ -1,13 +1,23 @@
 //! The tables that the agent writes.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use proxy_common::map_names as map;
 
 /// A map that this module writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    strum::Display,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "snake_case")]
 pub enum Table {
     /// IPv4 frontends.
     Services,
@@ -47,25 +57,7 @@ pub enum Table {
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 17] = [
-        Self::Services,
-        Self::Services6,
-        Self::Slots,
-        Self::Backends,
-        Self::Backends6,
-        Self::Prefilter,
-        Self::Maglev,
-        Self::Names,
-        Self::SrcRanges,
-        Self::SrcRanges6,
-        Self::Node,
-        Self::Node6,
-        Self::NodeAddrs,
-        Self::NodeAddrs6,
-        Self::Tunnels,
-        Self::Devices,
-        Self::Config,
-    ];
+    pub const ALL: &'static [Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Returns the table of frontends with such an address.
     pub const fn services(address: IpAddr) -> Self {
@@ -105,26 +97,8 @@ impl Table {
     }
 
     /// Returns the name of the map.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Services => map::SERVICES,
-            Self::Services6 => map::SERVICES6,
-            Self::Slots => map::SLOTS,
-            Self::Backends => map::BACKENDS,
-            Self::Backends6 => map::BACKENDS6,
-            Self::Prefilter => map::PREFILTER,
-            Self::Maglev => map::MAGLEV,
-            Self::Names => map::NAMES,
-            Self::SrcRanges => map::SRC_RANGES,
-            Self::SrcRanges6 => map::SRC_RANGES6,
-            Self::Node => map::NODE,
-            Self::Node6 => map::NODE6,
-            Self::NodeAddrs => map::NODE_ADDRS,
-            Self::NodeAddrs6 => map::NODE_ADDRS6,
-            Self::Tunnels => map::TUNNELS,
-            Self::Devices => map::DEVICES,
-            Self::Config => map::CONFIG,
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Returns the flag that sets the size of the table; empty if there is none.
@@ -148,8 +122,12 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_maps() {
+        assert!(Table::ALL.iter().all(|table| proxy_common::map_names::ALL.contains(&table.name())));
     }
 }

@@ -25,7 +25,8 @@ impl Signal {
 }
 
 /// Why a record or span was not exported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Loss {
     /// The queue was full.
     QueueFull,
@@ -42,13 +43,8 @@ impl Loss {
     pub const ALL: [Self; 4] = [Self::QueueFull, Self::Unreachable, Self::Refused, Self::TooMany];
 
     /// Value of the metric's label.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::QueueFull => "queue_full",
-            Self::Unreachable => "unreachable",
-            Self::Refused => "refused",
-            Self::TooMany => "too_many",
-        }
+    pub fn label(self) -> &'static str {
+        self.into()
     }
 }
 

@@ -12,7 +12,8 @@ use proxy_cli::value::seconds;
 use proxy_core::model::FlowState;
 
 /// How the packets of a flow are forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum Forwarding {
     /// DNAT: packets keep their source.
@@ -28,13 +29,8 @@ pub enum Forwarding {
 
 impl Forwarding {
     /// Returns the word used in tables and JSON.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Dnat => "dnat",
-            Self::Snat => "snat",
-            Self::Dsr => "dsr",
-            Self::Direct => "direct",
-        }
+    pub fn label(self) -> &'static str {
+        self.into()
     }
 
     /// Returns the forwarding by the bits of an entry.

@@ -200,7 +200,8 @@ impl fmt::Display for NameRow {
 }
 
 /// The state of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum BackendState {
     /// It serves.
     Active,
@@ -215,12 +216,8 @@ impl BackendState {
     pub const ALL: [Self; 3] = [Self::Active, Self::Gone, Self::Reset];
 
     /// Returns the word used in tables and JSON.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Gone => "gone",
-            Self::Reset => "reset",
-        }
+    pub fn label(self) -> &'static str {
+        self.into()
     }
 }
 
