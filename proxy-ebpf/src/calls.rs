@@ -61,6 +61,7 @@ macro_rules! service_calls {
     ($make:ident!($($with:tt)*), $words:ty) => {
         $make! { [$($with)*]
             fn packet_frontend(ctx: &mut PacketCtx<$words>, outside: bool) -> () = select::lookup::packet_frontend;
+            fn backend_is_frontend(id: u32) -> bool = select::lookup::backend_is_frontend;
             fn first_id(service: &ServiceEntry, selector: u32) -> u32 = select::backend::first_id;
             fn less_loaded(service: &ServiceEntry, slot: u32, random: u32) -> u32 = select::load::less_loaded;
             fn table_id(service: &ServiceEntry, number: u32, selector: u32) -> u32 = select::backend::table_id;

@@ -51,6 +51,15 @@ pub fn frontend<M: Services>(
     decide::frontend(orig_dst, outside, on, |key| service(maps, key), |addr| maps.node_addr(addr))
 }
 
+/// Whether the address and port of a backend are a frontend, too, for clients inside.
+#[inline(always)]
+pub fn backend_is_frontend<M: Services>(maps: M, id: u32) -> bool {
+    let backend = maps.backend(id);
+    backend.is_some_and(|backend| {
+        frontend(maps, backend.addr, backend.port, backend.proto, false, NODE_ADDR_PORTS).is_some()
+    })
+}
+
 /// Looks up the frontend of a packet, and writes it to the context. `outside`: the client is outside.
 #[inline(always)]
 pub fn packet_frontend<M: Services>(maps: M, ctx: &mut PacketCtx<Words<M>>, outside: bool) {

@@ -244,10 +244,10 @@ fn is_translated_again<S: Sockaddr, M: SocketMaps<S>>(
     call: &S,
     selected: &SelectedBackend<Words<M>>,
 ) -> bool {
-    let SelectedBackend { addr, port, .. } = *selected;
+    let SelectedBackend { id, addr, port, .. } = *selected;
     !maps.may_be(Role::Frontend, &addr, port, call.proto()).is_no()
         && packets_are_translated(maps, call).is_some()
-        && lookup::frontend(maps, addr, port, call.proto(), false, NODE_ADDR_PORTS).is_some()
+        && maps.backend_is_frontend(id)
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
