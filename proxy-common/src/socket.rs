@@ -133,12 +133,6 @@ impl SocketPeers {
         self.find(|peer| peer.shown != 0 && peer.has_backend(family, addr, port))
     }
 
-    /// Whether one of the peers has this backend.
-    #[inline(always)]
-    pub fn has_backend(&self, family: u8, addr: &[u32; 4], port: u16) -> bool {
-        self.find(|peer| peer.has_backend(family, addr, port)).is_some()
-    }
-
     /// Returns the place for a new frontend: a free one, or that of a backend that does not serve any more.
     #[inline(always)]
     pub fn vacant(&self, serves: impl Fn(&SocketPeer) -> bool) -> Option<u32> {

@@ -285,6 +285,12 @@ pub trait Frame: Copy {
     fn is_for_backend_of_socket<A: Address>(self, _addr: &A, _port: u16) -> bool {
         false
     }
+    /// Whether a socket with this port sends the packet, host byte order. The kernel sends the last segments of a TCP connection, and
+    /// those to a closed socket, without it.
+    #[inline(always)]
+    fn has_socket(self, _port: u16) -> bool {
+        true
+    }
     /// Sends the packet out of a device, with its current link-layer header. Returns the program's verdict.
     fn redirect(self, ifindex: u32) -> i32;
     /// Redirects the packet to the ingress of a device. Returns the program's verdict.

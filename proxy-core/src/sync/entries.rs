@@ -64,6 +64,7 @@ pub(super) fn service_entry(
     key: &FrontendKey,
     port: &PortPlan,
     frontend: &FrontendPlan,
+    is_own_endpoint: bool,
 ) -> ServiceEntry {
     ServiceEntry {
         tag: key.tag(),
@@ -82,7 +83,10 @@ pub(super) fn service_entry(
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
             // Also with one endpoint: the programs record its answers; an endpoint that joins later has no record yet.
             (port.ejects, SERVICE_EJECTS),
-            (port.changing != Changing::No && port.slot_count(frontend) > 1, SERVICE_CHANGING),
+            (
+                is_own_endpoint || port.changing != Changing::No && port.slot_count(frontend) > 1,
+                SERVICE_CHANGING,
+            ),
             (is_left_by_node(port, frontend), SERVICE_CHANGING_NODE),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
             (port.no_sockets, SERVICE_NO_SOCKETS),

@@ -93,7 +93,7 @@ impl Job {
 
     /// Stops the job; records `cause` if it is the first one.
     pub(super) fn stop(&mut self, cause: impl Into<SyncError>) {
-        self.cause.get_or_insert(cause.into());
+        note(&mut self.cause, cause.into());
         self.stopped = true;
     }
 }
@@ -170,6 +170,13 @@ impl SyncError {
             },
             message: format!("{} {}: {message}", port.protocol, port.family),
         }
+    }
+}
+
+/// Records the first cause that is not just a wait.
+pub(super) fn note(known: &mut Option<SyncError>, cause: SyncError) {
+    if matches!(known, None | Some(SyncError::TableWaits(_))) {
+        *known = Some(cause);
     }
 }
 

@@ -16,8 +16,10 @@ use crate::store::{FlowUse, NoFlows, Store, Table, Write};
 /// Minimum time between two searches for the filter bits that connections need, and for ids of Service ports if flows have had some
 /// of them: each search reads all flows.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
-/// Minimum time between two searches for ids of Service ports if flows have had none of them, or if ids are short.
-const PORTS_PERIOD: Duration = Duration::from_secs(10);
+/// Minimum time between two searches for ids of Service ports if flows have had none of them.
+const PORTS_PERIOD: Duration = Duration::from_mins(1);
+/// The same if ids are short.
+const SHORT_PERIOD: Duration = Duration::from_secs(10);
 
 /// Minimum time between two syncs that only free things. Ids of endpoints are freed together at most this often, because
 /// the agent has to read their counts of open connections.
@@ -71,7 +73,15 @@ impl Releases {
         let (last, had_some) = self.ports_search?;
         let limit = applied.ports.exhausted().limit as usize;
         let is_short = applied.ports.used() >= limit - limit / RESERVE;
-        Some(last + if had_some && !is_short { RELEASE_PERIOD } else { PORTS_PERIOD })
+        Some(
+            last + if is_short {
+                SHORT_PERIOD
+            } else if had_some {
+                RELEASE_PERIOD
+            } else {
+                PORTS_PERIOD
+            },
+        )
     }
 
     /// Frees everything whose quarantine is over; returns whether this made space.

@@ -410,6 +410,11 @@ impl Services {
         let ids_of: SortedMap<_, _> = ids_of.into_iter().collect();
         wanted.rows = rows.into_iter().collect();
         let mut tables = BTreeMap::new();
+        // An ingress controller with hostNetwork: packets to such an endpoint would be translated again.
+        let is_endpoint = |frontend: &Frontend| {
+            plan.backends.contains_key(&BackendAddress { address: frontend.address, port: frontend.port })
+        };
+        let is_own_endpoint = plan.frontends.keys().any(is_endpoint);
         for (frontend, what) in
             plan.frontends.iter().filter(|(frontend, _)| self.claims.owner(frontend) == Some(port))
         {
@@ -438,7 +443,7 @@ impl Services {
             {
                 ids = ids_by(|facts| facts.weight);
             }
-            wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
+            wanted.frontends.push((key, service_entry(id, &key, plan, what, is_own_endpoint), ids));
             if what.access != Access::Unrestricted {
                 wanted.ranges = Some(Arc::clone(&plan.source_ranges));
             }
@@ -467,7 +472,7 @@ impl Services {
                 let problem = cause.problem(&job.owner);
                 let mut failure = Failure::after(before.as_ref(), problem, now);
                 failure.effect = match cause {
-                    SyncError::TableWaits(_) => Effect::Waits,
+                    SyncError::TableWaits(_) if !job.stopped => Effect::Waits,
                     _ if job.stopped => cause.effect(),
                     _ => Effect::Degraded,
                 };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use proxy_common::maglev;
 
-use super::job::{Job, Steps, SyncError};
+use super::job::{Job, Steps, SyncError, note};
 use super::shares::Resource;
 use super::writer::Writer;
 use crate::plan::maglev::{Member, length, packed, signature};
@@ -74,7 +74,7 @@ impl<S: Store> Writer<S> {
                         let is_over = has_table && is_late;
                         let waits = has_table && !is_late && is_allowed;
                         let cause = if waits { SyncError::TableWaits } else { SyncError::Tables };
-                        job.cause.get_or_insert(cause(no_room));
+                        note(&mut job.cause, cause(no_room));
                         if is_over {
                             let row = old.replaced(MaglevTable::default());
                             steps.push(number, Write::MaglevIndex(index, row));

@@ -282,6 +282,10 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().is_for_backend_of_socket
     }
 
+    fn has_socket(self, _: u16) -> bool {
+        self.skb().has_socket
+    }
+
     fn redirect(self, ifindex: u32) -> i32 {
         self.set_translated();
         self.skb().redirect = Some(Redirect::Out(ifindex));

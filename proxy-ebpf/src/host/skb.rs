@@ -142,6 +142,8 @@ pub struct Skb {
     pub has_connection: bool,
     /// Whether the socket programs have given the packet's socket this destination.
     pub is_for_backend_of_socket: bool,
+    /// Whether a socket sends the packet.
+    pub has_socket: bool,
     /// Whether a program has marked the packet as translated (`tc_index`).
     pub is_translated: bool,
     /// The mark, which netfilter and the routing rules see.
@@ -397,6 +399,7 @@ impl HostPacket {
             routes: Routes::default(),
             has_connection: false,
             is_for_backend_of_socket: false,
+            has_socket: true,
             is_translated: false,
             mark: 0,
             redirect: None,

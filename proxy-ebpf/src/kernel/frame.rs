@@ -38,6 +38,9 @@ static LINK_HEADER: aya_ebpf::Global<u64> = aya_ebpf::Global::new(ETHERNET as u6
 #[unsafe(no_mangle)]
 static LOOPBACK_DEVICE: aya_ebpf::Global<u64> = aya_ebpf::Global::new(frame::LOOPBACK as u64);
 
+/// `TCP_TIME_WAIT`; since Linux 6.13, packets of such a socket have it.
+const TIME_WAIT: u32 = 6;
+
 #[inline(always)]
 fn done(result: i64) -> Result<(), HelperFailed> {
     if result == 0 { Ok(()) } else { Err(HelperFailed) }
@@ -283,7 +286,16 @@ impl Frame for Skb {
         // SAFETY: a map value, of the socket that has sent the packet.
         storage(socket, false).is_some_and(|storage| unsafe { (*storage).has_backend(family, &addr, port) })
             // SAFETY: as above.
-            || peers(socket, false).is_some_and(|peers| unsafe { (*peers).has_backend(family, &addr, port) })
+            || peers(socket, false).is_some_and(|peers| unsafe { (*peers).shown(family, &addr, port) }.is_some())
+    }
+
+    #[inline(always)]
+    fn has_socket(self, port: u16) -> bool {
+        // SAFETY: as in `ethertype`.
+        let socket = unsafe { (*self.raw()).__bindgen_anon_2.sk };
+        // The kernel's own socket has another port (`inet_ctl_sock_create`).
+        // SAFETY: a socket that the kernel has passed to the program, and it is not null.
+        !socket.is_null() && unsafe { (*socket).src_port == u32::from(port) && (*socket).state != TIME_WAIT }
     }
 
     #[inline(always)]

@@ -169,14 +169,15 @@ pub(super) static CLOCK_WINDOW: PerCpuArray<ClockWindow, 2> = PerCpuArray::new()
 pub(super) static DIRECT_SEEN: Array<u32, { 2 * DIRECT_WORDS as usize }> = Array::new();
 
 // The original destination of a connected socket, and the backend that replaced it. Written by `connect`, and by `sendmsg`
-// and the release of a socket when a connection ends; read by these, `getpeername`, `recvmsg`, `sock_ops` and the iterators.
+// and the release of a socket when a connection ends; read by these, `getpeername`, `recvmsg`, `sock_ops`,
+// `tc_egress` and the iterators.
 // A miss: the socket is connected to no Service. Socket-local storage: the kernel frees it with the socket, and no other
 // socket can evict it.
 #[btf_map(name = "socket_storage")]
 pub(super) static SOCKET_STORAGE: SkStorage<SocketStorage> = SkStorage::new();
 
-// The Services to which an unconnected UDP socket sends, each with its backend. Written by `sendmsg`; read by `sendmsg` and
-// `recvmsg`. A miss in `sendmsg`: another backend is selected; in `recvmsg`: the peer's address stays as it is. Socket-local
+// The Services to which an unconnected UDP socket sends, each with its backend. Written by `sendmsg`; read by `sendmsg`,
+// `recvmsg` and `tc_egress`. A miss in `sendmsg`: another backend is selected; in `recvmsg`: the peer's address stays as it is. Socket-local
 // storage, as above; a socket with more peers than it holds uses `sockets` for the others.
 #[btf_map(name = "socket_peers")]
 pub(super) static SOCKET_PEERS: SkStorage<SocketPeers> = SkStorage::new();

@@ -56,8 +56,14 @@ pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<W
     }
     let (key, lookup) = (&packet.key, to_frontend(maps, packet));
     let passes = match lookup {
-        // The socket programs have translated the call to a Service, and the endpoint is also the frontend of a Service.
-        Some(_) => frame.is_for_backend_of_socket(&key.dst, key.dst_port),
+        // The socket programs have translated the call to a Service, and the endpoint is also the frontend of a Service. The last
+        // segments of such a connection have no socket.
+        Some(_) => {
+            frame.is_for_backend_of_socket(&key.dst, key.dst_port)
+                || !begins(packet)
+                    && !frame.has_socket(key.src_port)
+                    && track::find_called(maps, key).is_none()
+        }
         None => !maps.is_service_address(&key.dst),
     };
     if passes || maps.node_addr(&key.src) & NODE_ADDR_OWN == 0 {

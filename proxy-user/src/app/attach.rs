@@ -1,5 +1,6 @@
 //! Attaches the programs to their hooks, and keeps them attached.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::watches::follow;
 use crate::config::RunConfig;
 use crate::driver::Status;
+use crate::host::devices::LOOPBACK;
 use crate::host::follow::Devices;
-use crate::host::manager::{DeviceManager, DeviceStates, PERIOD};
+use crate::host::manager::{DeviceManager, DeviceState, DeviceStates, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::selection::Selection;
 use crate::metrics::recent::{FIRST_ATTACH, SOCKET_PROGRAMS};
@@ -63,7 +65,7 @@ pub async fn attach(
     });
     let reports = follow(states, |states| {
         report("devices", problems_of(states));
-        if states.is_some() {
+        if states.as_ref().is_some_and(serves_some) {
             report(FIRST_ATTACH, Vec::new());
         }
         let without = states.iter().flatten().filter(|(_, state)| state.is_bare);
@@ -82,6 +84,12 @@ pub async fn attach(
         anyhow::Ok(())
     };
     tokio::try_join!(devices, sockets).map(drop)
+}
+
+/// Whether a device has its programs, or there is none that could have them. On the loopback device, they serve no client.
+fn serves_some(states: &BTreeMap<u32, DeviceState>) -> bool {
+    let mut others = states.iter().filter(|(ifindex, _)| **ifindex != LOOPBACK).map(|(_, state)| state);
+    others.clone().next().is_none() || others.any(|state| !state.is_bare)
 }
 
 /// Attaches the socket programs; returns the problem if not all are attached, and logs one that differs from that of `before`.
@@ -240,7 +248,6 @@ async fn keep(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::manager::DeviceState;
 
     #[test]
     fn some_of_many_devices_without_programs_are_named() {

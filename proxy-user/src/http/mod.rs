@@ -156,6 +156,7 @@ async fn listen(
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(server, %address, "listening");
                 recent.set_standing(server, None);
+                is_logged = false;
                 connections.serve(&listener, &router).await;
             }
             Err(source) if hard_fail => {

@@ -150,8 +150,7 @@ impl Link {
         let fd = match unsafe { bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut attr) } {
             Ok(fd) => fd,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // A folder, or a symlink to nothing.
-            Err(_) if path.symlink_metadata().is_ok_and(|found| !found.is_file()) => return Ok(None),
+            Err(_) if path.is_dir() => return Ok(None),
             Err(error) => return Err(error),
         };
         // The information of maps and programs starts with the same fields; only this file distinguishes them from links.

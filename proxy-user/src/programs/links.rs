@@ -271,7 +271,7 @@ fn replace_pin(link: &Link, pin: &Path) -> Result<(), Error> {
     remove(&fresh)?;
     link.pin(&fresh).map_err(Error::file("pin", &fresh))?;
     // A file cannot replace a folder.
-    if pin.symlink_metadata().is_ok_and(|found| !found.is_file())
+    if pin.is_dir()
         && let Some(root) = pin.parent().and_then(Path::parent)
     {
         let moved = pins::refuse(root, pin)?;

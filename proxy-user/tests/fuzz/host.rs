@@ -362,6 +362,8 @@ impl Target for Host {
         let edit = |skb: &mut Skb| {
             skb.ifindex = index(context.device);
             skb.packet_type = packet_type(bytes);
+            // As with `BPF_PROG_TEST_RUN`.
+            skb.has_socket = false;
             skb.ingress_ifindex = arrival;
             skb.routes = Routes::by(route_to);
             if context.is_complete {

@@ -16,7 +16,7 @@ use super::transport::Source;
 
 /// Number of changes that are kept: if the watch reports that all of their objects were deleted, every agent lists again at the next
 /// break.
-const KEPT: usize = 16;
+const KEPT: usize = 128;
 
 /// A change of an object, as the watch reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_newest_changes_of_a_list_are_kept_in_any_order() {
+    fn newest_changes_of_a_list_are_kept_in_any_order() {
         let mut history = History::default();
-        for version in 0..40 {
-            // 7 and 40 have no common divisor: each version once.
-            let version = version * 7 % 40 + 1;
+        for version in 0..320 {
+            // 7 and 320 have no common divisor: each version once.
+            let version = version * 7 % 320 + 1;
             history.applied(&service(&format!("s{version}"), version));
         }
         let versions: Vec<u64> = history.applied.iter().map(|change| change.version).collect();
-        assert_eq!(versions, (25..=40).rev().collect::<Vec<_>>());
+        assert_eq!(versions, (193..=320).rev().collect::<Vec<_>>());
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
+use proxy_common::service::SERVICE_CHANGING;
 
 use super::{Fixture, ROOMY};
 use crate::model::ServiceName;
@@ -281,4 +282,24 @@ fn a_port_with_another_name_keeps_its_id_and_its_endpoints() {
     fixture.change(renamed("http"));
     assert!(owner(&fixture, 1).ends_with("http"));
     fixture.assert_right();
+}
+
+#[test]
+fn calls_to_a_port_whose_endpoint_is_its_frontend_are_left_to_packets() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.trust_nothing();
+    let (name, mut plan) = service("a", 1, [1]);
+    let is_left = |fixture: &Fixture| {
+        let entries = fixture.contents().services.values();
+        entries.map(|entry| entry.flags & SERVICE_CHANGING != 0).collect::<Vec<_>>()
+    };
+    fixture.change([(name.clone(), plan.clone())]);
+    assert_eq!(is_left(&fixture), [false]);
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        let endpoint = *port.backends.keys().next().unwrap();
+        let same = Frontend { address: endpoint.address, port: endpoint.port, ..frontend(1) };
+        port.frontends.insert(same, FrontendPlan::new(FrontendKind::ExternalIp));
+    }
+    fixture.change([(name, plan)]);
+    assert_eq!(is_left(&fixture), [true, true]);
 }

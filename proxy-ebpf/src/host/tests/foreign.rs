@@ -1,5 +1,6 @@
 //! Traffic other than connections to Services: connections of the node itself, and programs of another version.
 
+use proxy_common::conntrack::tcp;
 use proxy_common::conntrack::is_closed;
 use proxy_common::flow::DIRECT_ANY;
 
@@ -186,6 +187,16 @@ fn the_stage_of_what_leaves<F: Net>() {
     };
     assert_eq!(of_socket(at(outside, backend)), Step::Pass, "the socket's call was translated");
     assert_eq!(of_socket(at(forwarded, backend)), Step::DirectEgress, "its replies could be mistaken");
+    let without_socket = |tcp_flags, to| {
+        let frame = HostPacket::new(&[]).edit(|skb| skb.has_socket = false);
+        local_origin(maps, frame.frame(), &Packet { tcp_flags, ..at(outside, to) })
+    };
+    assert_eq!(without_socket(tcp::SYN, frontend), Step::Established);
+    assert_eq!(
+        without_socket(tcp::ACK, frontend),
+        Step::Pass,
+        "the last segment of a connection without a flow"
+    );
     assert_eq!(made(at(outside, frontend), false), Step::Established);
     assert_eq!(made(at(forwarded, frontend), false), Step::Established);
     assert_eq!(made(at(outside, backend), false), Step::Established);

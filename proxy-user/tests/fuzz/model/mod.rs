@@ -21,8 +21,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::reason::{Reason, Verdict};
 
-use crate::forge::{MACS, RST};
-use crate::scenario::{Kind, SCTP, Scenario, Service, UDP};
+use crate::forge::{ACK, MACS, RST, SYN};
+use crate::scenario::{Kind, SCTP, Scenario, Service, TCP, UDP};
 use crate::target::{Context, Counters, Device, Hook, Outcome, Seen, Target};
 use answer::Message;
 use flow::{Flow, From};
@@ -195,7 +195,12 @@ impl Model {
         let is_ours = met.context.is_local_origin
             && is_nodes
             && (self.is_frontend(segment.dst, segment.proto) || self.scenario.is_in_range(segment.dst.ip()));
-        if is_ours {
+        // No test has a socket: such a segment is the last one of a connection that the socket programs may have translated.
+        let is_last = segment.proto == TCP
+            && segment.flags & (SYN | ACK) != SYN
+            && self.is_frontend(segment.dst, segment.proto)
+            && self.of_client(&segment).is_none();
+        if is_ours && !is_last {
             self.reach("a packet of the node itself");
             return self.clients(met, &segment, true);
         }
