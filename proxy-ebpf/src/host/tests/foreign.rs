@@ -1,7 +1,6 @@
 //! Traffic other than connections to Services: connections of the node itself, and programs of another version.
 
-use proxy_common::conntrack::tcp;
-use proxy_common::conntrack::is_closed;
+use proxy_common::conntrack::{is_closed, tcp};
 use proxy_common::flow::DIRECT_ANY;
 
 use super::*;
