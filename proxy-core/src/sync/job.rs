@@ -91,7 +91,7 @@ impl Job {
         self.owner.port()
     }
 
-    /// Stops the job; records `cause` if it is the first one.
+    /// Stops the job, and records the cause ([`note`]).
     pub(super) fn stop(&mut self, cause: impl Into<SyncError>) {
         note(&mut self.cause, cause.into());
         self.stopped = true;

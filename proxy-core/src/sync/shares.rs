@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn service_that_does_not_fit_has_one_endpoint_for_each_port() {
+    fn service_without_room_has_one_endpoint() {
         assert_eq!(parts(1000), [Some(10); 10]);
         // 49 of 56 ids may be used.
         assert_eq!(parts(57)[..5], [Some(10), Some(10), Some(10), Some(10), Some(4)]);

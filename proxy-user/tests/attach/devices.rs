@@ -184,7 +184,7 @@ fn a_second_agent_leaves_the_devices_and_cleanup_leaves_both_alone() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn program_is_attached_again_where_a_folder_is_in_place_of_its_pin() {
+fn program_with_folder_as_pin_is_attached_again() {
     on_node(|node| {
         let device = veth("v0");
         let agent = node.serve(device);
@@ -207,7 +207,7 @@ fn program_is_attached_again_where_a_folder_is_in_place_of_its_pin() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn device_with_the_index_of_one_that_was_moved_away_gets_its_programs() {
+fn device_with_reused_index_gets_programs() {
     on_node(|node| {
         let device = veth("v0");
         let agent = node.serve(device);

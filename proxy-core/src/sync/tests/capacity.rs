@@ -101,7 +101,7 @@ fn flows_are_read_every_minute_while_service_ids_run_out() {
 }
 
 #[test]
-fn ids_of_ports_that_are_deleted_within_seconds_are_free_after_their_quarantine() {
+fn ids_of_deleted_ports_are_free_after_quarantine() {
     let mut fixture = Fixture::new(Capacity { services: 33, ..ROOMY });
     fixture.change((0..32).map(|number| service(&number.to_string(), number, [number])));
     for number in 0..30 {

@@ -285,7 +285,7 @@ fn a_port_with_another_name_keeps_its_id_and_its_endpoints() {
 }
 
 #[test]
-fn calls_to_a_port_whose_endpoint_is_its_frontend_are_left_to_packets() {
+fn port_with_own_frontend_as_endpoint_is_left_to_packets() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.trust_nothing();
     let (name, mut plan) = service("a", 1, [1]);

@@ -108,7 +108,7 @@ async fn given_server_without_a_kubeconfig_is_used() {
 }
 
 #[test]
-fn given_server_without_a_kubeconfig_gets_no_credentials_and_no_tls() {
+fn server_without_kubeconfig_has_no_credentials() {
     let config =
         without_credentials(&["127.0.0.1:6443".to_owned(), "https://127.0.0.1:2".to_owned()]).unwrap();
     assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:6443/");

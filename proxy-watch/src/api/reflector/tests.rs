@@ -349,7 +349,7 @@ async fn changed_object_proves_the_history_by_its_past(
     Comparison::Unknown("the version of the newest change is no longer known")
 )]
 #[tokio::test]
-async fn compacted_version_of_a_changed_object_is_no_other_history(
+async fn compacted_version_is_no_other_history(
     #[case] past: Past,
     #[case] expected: Comparison,
     #[values(false, true)] is_deleted: bool,

@@ -63,7 +63,7 @@ fn a_refusal_that_lasts_is_warned_of_once_for_each_resource() {
 }
 
 #[test]
-fn too_many_requests_that_last_are_a_refusal_and_no_absence() {
+fn lasting_429_is_a_refusal() {
     let (mut outage, begin) = (WatchHealth::default(), Instant::now());
     let error = Error::InitialListFailed(kube::Error::Api(status(429)));
     let mut refused = |seconds| outage.failed("services", &error, begin + Duration::from_secs(seconds));
